@@ -1,0 +1,82 @@
+"""Words typed -> functions called. One module per command, imported only when that command runs: `txl --help` never waits for torch.
+
+Each command module has `configure(parser)`, which adds its options, and `run(arguments)`, which returns the exit code.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from transformer_xl.errors import TransformerXLError, suggest
+
+COMMANDS: dict[str, str] = {}
+
+
+class Parser(argparse.ArgumentParser):
+    """Speaks one sentence where argparse prints its usage, and takes no abbreviations."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see: {self.prog} --help")
+
+
+class UsageError(TransformerXLError):
+    """Words on the command line that fit no command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return dispatch(words)
+    except TransformerXLError as error:
+        print(f"txl: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of our output left (`txl presets | head`): nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"txl: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("txl: stopped", file=sys.stderr)
+        return 130
+
+
+def dispatch(words: list[str]) -> int:
+    from transformer_xl import __version__
+
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(f"txl {__version__}")
+        return 0
+    name = words[0]
+    if name not in COMMANDS:
+        raise UsageError(f"no command {name}{suggest(name, COMMANDS)}")
+    command = import_module(f"transformer_xl.cli.{name}")
+    parser = Parser(
+        prog=f"txl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.configure(parser)
+    exit_code: int = command.run(parser.parse_args(words[1:]))
+    return exit_code
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS), default=0)
+    commands = "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items())
+    return f"""usage: txl COMMAND [options]
+
+Transformer-XL: language models with memory.
+
+{commands}
+
+txl COMMAND --help explains one command."""

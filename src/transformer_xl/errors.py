@@ -1,0 +1,31 @@
+"""The errors a user can cause. Each is one sentence naming the thing, the value and the way out; `txl` prints it and exits with 2."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TransformerXLError(Exception):
+    """Base of every error meant for people."""
+
+
+class ConfigError(TransformerXLError):
+    """A configuration that cannot work."""
+
+
+class DataError(TransformerXLError):
+    """Text or tokens that cannot be read, verified or used."""
+
+
+class InputError(TransformerXLError):
+    """A value handed to the library that it cannot take."""
+
+
+class CheckpointError(TransformerXLError):
+    """A trained model at rest that cannot be read or written."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest known name, or the list of known names when none is near."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(names)}"
