@@ -1,0 +1,138 @@
+"""Values from outside (JSON, TOML, the command line) -> frozen dataclasses, strictly: unknown names, wrong types and missing
+fields are refused by their dotted name. Knows no particular configuration.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from transformer_xl.errors import ConfigError, suggest
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], value: object, *, name: str) -> T:
+    """`value` as an instance of the dataclass `kind`; `name` is the dotted place it stands in, for messages."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}: expected a table of fields, found {_shown(value)}")
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    arguments = {}
+    for key, item in value.items():
+        if key not in fields:
+            raise ConfigError(
+                f"no field {_join(name, key)}{suggest(_join(name, key), (_join(name, known) for known in fields))}"
+            )
+        arguments[key] = convert(hints[key], item, name=_join(name, key))
+    for key, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and key not in arguments:
+            raise ConfigError(f"{_join(name, key)} is missing; it has no default")
+    return kind(**arguments)
+
+
+def convert(hint: Any, value: object, *, name: str) -> Any:
+    """`value` as the annotated type `hint`, or a ConfigError naming the field."""
+    if dataclasses.is_dataclass(hint):
+        return read(typing.cast(type, hint), value, name=name)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise ConfigError(f"{name}: {_shown(value)} is unknown{suggest(str(value), map(str, arguments))}")
+        return value
+    if origin in (types.UnionType, typing.Union):  # only ever "X | None" here
+        return None if value is None else convert(next(a for a in arguments if a is not type(None)), value, name=name)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{name}: expected a list, found {_shown(value)}")
+        return tuple(convert(arguments[0], item, name=f"{name}[{i}]") for i, item in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ConfigError(f"{name}: expected {_article(hint.__name__)}, found {_shown(value)}")
+    return value
+
+
+def parse(hint: Any, text: str, *, name: str) -> Any:
+    """A word of the command line as the annotated type `hint`: `none`, `true`, `1e-4`, `20000,40000`, or a plain word."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        inner = next(a for a in arguments if a is not type(None))
+        return None if text.lower() == "none" else parse(inner, text, name=name)
+    if origin is tuple:
+        return tuple(parse(arguments[0], item, name=name) for item in text.split(",") if item)
+    if hint is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{name}: expected true or false, found {text!r}")
+        return text.lower() == "true"
+    if hint in (int, float):
+        try:
+            return hint(text.replace("_", ""))
+        except ValueError:
+            raise ConfigError(f"{name}: expected {_article(hint.__name__)}, found {text!r}") from None
+    return convert(hint, text, name=name)
+
+
+def override(config: T, changes: Mapping[str, str], *, name: str = "") -> T:
+    """A copy of `config` with dotted fields replaced by words: `{"model.memory": "640"}`."""
+    hints = typing.get_type_hints(type(config))
+    nested: dict[str, dict[str, str]] = {}
+    values: dict[str, Any] = {}
+    for dotted, text in changes.items():
+        head, _, rest = dotted.partition(".")
+        where = _join(name, head)
+        if head not in hints:
+            raise ConfigError(f"no field {where}{suggest(where, (_join(name, known) for known in hints))}")
+        if rest:
+            if not dataclasses.is_dataclass(hints[head]):
+                raise ConfigError(f"no field {where}.{rest}; {where} is a single value")
+            nested.setdefault(head, {})[rest] = text
+        elif dataclasses.is_dataclass(hints[head]):
+            raise ConfigError(
+                f"{where} is a group of fields; set one of them: {where}.{next(iter(typing.get_type_hints(hints[head])))}"
+            )
+        else:
+            values[head] = parse(hints[head], text, name=where)
+    for head, inner in nested.items():
+        values[head] = override(getattr(config, head), inner, name=_join(name, head))
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]
+
+
+def positive(config: object, section: str, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{section}.{name}: {getattr(config, name)} is too small; it must be at least 1")
+
+
+def not_negative(config: object, section: str, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) >= 0:  # written so that NaN fails too
+            raise ConfigError(f"{section}.{name}: {getattr(config, name)} is negative; it must be 0 or more")
+
+
+def fraction(config: object, section: str, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0.0 <= value < 1.0:
+            raise ConfigError(f"{section}.{name}: {value} is not a rate; it must be at least 0 and below 1")
+
+
+def one_of(config: object, section: str, name: str, known: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in known:
+        raise ConfigError(f"{section}.{name}: {value!r} is unknown{suggest(str(value), known)}")
+
+
+def _join(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _article(word: str) -> str:
+    return {"int": "a whole number", "float": "a number", "str": "a word", "bool": "true or false"}.get(word, word)

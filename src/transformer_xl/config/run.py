@@ -1,0 +1,132 @@
+"""How a model is trained and how it is evaluated, as frozen values; a whole run is the three parts together."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transformer_xl.config.fields import fraction, not_negative, one_of, positive
+from transformer_xl.config.model import ModelConfig
+from transformer_xl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    segment: int = 128
+    """T, tokens a lane is fed and scored on in one step."""
+    context: int = 0
+    """Tokens before each segment that are fed again without being scored. Equal to `segment`: the paper's half loss."""
+    variable_segments: bool = False
+    """Segment lengths drawn around `segment`: 95 % N(T, 5), 5 % N(T/2, 5)."""
+    lanes: int = 16
+    """B, parallel streams in one step, over all micro-batches and devices."""
+    accumulation: int = 1
+    """Micro-batches a step is split into, each with its own lanes and memory."""
+    reset_memory_at_documents: bool = False
+    """A lane forgets when a new document starts in its segment."""
+
+    steps: int = 10_000
+    """Updates of the weights."""
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
+    learning_rate: float = 2.5e-4
+    """The highest rate, after warm-up."""
+    embedding_rate_factor: float = 1.0
+    """The embeddings' rate over everybody else's."""
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    """For sgd."""
+    schedule: Literal["cosine", "inverse_square_root", "constant", "plateau"] = "cosine"
+    warm_up: int = 0
+    """Steps in which the rate rises to its highest."""
+    schedule_rule: Literal["pytorch", "tensorflow"] = "pytorch"
+    """Two published rules. pytorch: the rate of step s is set after it, so the first update uses the full rate, and the cosine runs over all steps.
+    tensorflow: the first update has rate 0, and the cosine runs over the steps after warm-up."""
+    floor: float = 0.0
+    """The lowest rate of the cosine, and of plateau, as a share of the highest."""
+    rate_by_segment_length: bool = False
+    """A step on a shorter segment takes a proportionally smaller rate."""
+    clip: float = 0.25
+    """The largest norm of all gradients together. 0: never clipped."""
+    activation_regularisation: float = 0.0
+    """Weight of the mean square of the last hidden states, after dropout."""
+    temporal_regularisation: float = 0.0
+    """Weight of the mean square of their change from one position to the next."""
+
+    average: Literal["none", "ema", "uniform"] = "none"
+    """Which average of the weights is evaluated and kept beside them: exponential, or the plain mean since `average_from`."""
+    average_decay: float = 0.999
+    """Of the exponential average."""
+    average_from: int = 0
+    """The step from which weights are averaged."""
+
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Autocast to half precision where it is safe; weights stay float32."""
+    checkpoint_activations: bool = False
+    """Keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more work."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """On a loss or gradient that is not finite: stop, or skip the update and count it. Never update."""
+    seed: int = 1111
+
+    validate_every: int = 1000
+    """Steps between validations, with a text sample each. 0: only at the end."""
+    save_every: int = 1000
+    """Steps between checkpoints. 0: only at the end."""
+    log_every: int = 50
+    """Steps that one line of metrics.jsonl stands for."""
+
+    def __post_init__(self) -> None:
+        positive(self, "training", "segment", "lanes", "accumulation", "steps", "log_every")
+        not_negative(self, "training", "context", "warm_up", "average_from", "validate_every", "save_every", "seed")
+        not_negative(self, "training", "learning_rate", "embedding_rate_factor", "weight_decay", "clip")
+        not_negative(self, "training", "activation_regularisation", "temporal_regularisation")
+        fraction(self, "training", "momentum", "average_decay", "floor")
+        one_of(self, "training", "optimiser", ("adam", "adamw", "sgd"))
+        one_of(self, "training", "schedule", ("cosine", "inverse_square_root", "constant", "plateau"))
+        one_of(self, "training", "schedule_rule", ("pytorch", "tensorflow"))
+        one_of(self, "training", "average", ("none", "ema", "uniform"))
+        one_of(self, "training", "precision", ("float32", "bfloat16", "float16"))
+        one_of(self, "training", "non_finite", ("stop", "skip"))
+        if self.lanes % self.accumulation:
+            raise ConfigError(
+                f"training.accumulation: {self.accumulation} does not divide training.lanes {self.lanes}; choose a divisor"
+            )
+        if self.momentum and self.optimiser != "sgd":
+            raise ConfigError(
+                f"training.momentum: {self.momentum} with optimiser {self.optimiser}, which has its own; set it to 0"
+            )
+        if self.schedule == "inverse_square_root" and not self.warm_up:
+            raise ConfigError(
+                "training.warm_up: 0 with schedule inverse_square_root, which falls from the end of warm-up; set it to 1 or more"
+            )
+        if self.warm_up > self.steps:
+            raise ConfigError(f"training.warm_up: {self.warm_up} is longer than the {self.steps} steps; lower it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    segment: int = 128
+    memory: int = 0
+    clamp_len: int = 0
+    same_length: bool = False
+
+    def __post_init__(self) -> None:
+        positive(self, "evaluation", "segment")
+        not_negative(self, "evaluation", "memory", "clamp_len")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    model: ModelConfig
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        encoding = self.model.encoding
+        longest = self.training.context + self.training.segment
+        if encoding == "per_layer" and longest > self.model.learned_positions:
+            raise ConfigError(
+                f"training.segment: {longest} tokens are fed at once, past the {self.model.learned_positions} positions that"
+                " model.learned_positions gives encoding per_layer; raise it"
+            )
+        if encoding in ("absolute", "per_layer") and self.evaluation.memory:
+            raise ConfigError(
+                f"evaluation.memory: {self.evaluation.memory} with encoding {encoding}, which can have none; set it to 0"
+            )
