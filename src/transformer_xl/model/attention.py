@@ -1,0 +1,93 @@
+"""The paper's attention, fast. It must equal `reference.py`, which spells the same formula out term by term.
+
+W_kR R is computed once per distance; `relative_shift` then reads the product of every query with every distance as a product of every
+query with every key, through a view (Appendix B, without the pad and the copy).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from transformer_xl.model.encodings import Distances
+
+AttentionDropout = Callable[[Tensor], Tensor]
+
+
+class _RelativeShift(torch.autograd.Function):
+    """
+    columns are distances       key       m m | 0 1 2         row i of the view starts one column
+    S-1 .. 0 for every row      query 0   2 1 | 0 x x         further left than row i-1, so its stride
+    4 3 2 1 0                   query 1   3 2 | 1 0 x         is S-1: query i at key j reads column
+                                query 2   4 3 | 2 1 0         T-1-i+j. What lies in the future (x) is
+                                                              whatever the next row holds, to be masked.
+    """
+
+    @staticmethod
+    def forward(ctx: object, by_distance_BHTS: Tensor) -> Tensor:
+        B, H, T, S = by_distance_BHTS.shape
+        return by_distance_BHTS.as_strided(
+            (B, H, T, S), (H * T * S, T * S, S - 1, 1), by_distance_BHTS.storage_offset() + T - 1
+        )
+
+    @staticmethod
+    def backward(ctx: object, grad_BHTS: Tensor) -> Tensor:
+        # The mask gave every future cell a zero gradient. Rows of the view overlap in one cell, their last column with the next row's first,
+        # and only the last row's last column is not in the future: written apart, the rest is free of overlaps.
+        B, H, T, S = grad_BHTS.shape
+        result_BHTS = grad_BHTS.new_zeros(B, H, T, S)
+        result_BHTS.as_strided((B, H, T, S - 1), (H * T * S, T * S, S - 1, 1), T - 1).copy_(grad_BHTS[..., : S - 1])
+        result_BHTS[:, :, T - 1, S - 1] = grad_BHTS[:, :, T - 1, S - 1]
+        return result_BHTS
+
+
+def relative_shift(by_distance_BHTS: Tensor) -> Tensor:
+    """Scores by distance -> scores by key. Cells of the future hold garbage: mask them before anything else."""
+    shifted: Tensor = _RelativeShift.apply(by_distance_BHTS.contiguous())  # type: ignore[no-untyped-call]
+    return shifted
+
+
+def attend(
+    query_BHTK: Tensor,
+    key_BHSK: Tensor,
+    value_BHSK: Tensor,
+    *,
+    distances: Distances,
+    hidden_BTS: Tensor,
+    dropout: AttentionDropout,
+) -> Tensor:
+    """What each query gathers, [B, H, T, K]. `hidden_BTS` (or [1, T, S]) is True where a query must not look."""
+    scale = query_BHTK.shape[-1] ** -0.5  # of the sum of all four terms; cheapest on what is narrowest
+    query_BHTK = query_BHTK * scale
+    content_query_BHTK = query_BHTK
+    if distances.content_bias_HK is not None:
+        content_query_BHTK = query_BHTK + distances.content_bias_HK[:, None] * scale
+    score_BHTS = content_query_BHTK @ key_BHSK.transpose(-1, -2)  # (a) + (c)
+    if distances.relative_key_HSK is not None:
+        position_query_BHTK = query_BHTK
+        if distances.position_bias_HK is not None:
+            position_query_BHTK = query_BHTK + distances.position_bias_HK[:, None] * scale
+        by_distance_BHTS = position_query_BHTK @ distances.relative_key_HSK.transpose(-1, -2)  # (b) + (d)
+        if distances.distance_bias_HS is not None:
+            by_distance_BHTS = by_distance_BHTS + distances.distance_bias_HS[:, None] * scale
+        score_BHTS = score_BHTS + relative_shift(by_distance_BHTS)
+    score_BHTS = score_BHTS.masked_fill(hidden_BTS[:, None], float("-inf"))
+    probability_BHTS = dropout(torch.softmax(score_BHTS, dim=-1))
+    return probability_BHTS.to(value_BHSK.dtype) @ value_BHSK
+
+
+def hidden_keys(
+    *, memory: int, segment: int, valid_B: Tensor | None, visible_distance: int | None, device: torch.device
+) -> Tensor:
+    """True where a query must not look: the future, what lies beyond `visible_distance`, and memory that is not real.
+
+    `valid_B` None says that all memory is real; then one mask, [1, T, S], serves every lane.
+    """
+    distance_TS = torch.arange(segment, device=device)[:, None] + memory - torch.arange(memory + segment, device=device)
+    hidden_BTS = (distance_TS < 0)[None]
+    if visible_distance is not None:
+        hidden_BTS = hidden_BTS | (distance_TS > visible_distance)
+    if valid_B is not None:
+        unreal_BS = torch.arange(memory + segment, device=device) < (memory - valid_B.to(device))[:, None]
+        hidden_BTS = hidden_BTS | unreal_BS[:, None]
+    return hidden_BTS

@@ -1,0 +1,59 @@
+"""What every language model here takes and gives: tokens, targets and a state in; losses per token, in order, and the new state out.
+
+Axes, for the whole room: B lane, T position in segment, M memory, S = M+T, R distance, H head, K head width, D model width,
+F inner width, E embedding width, V vocabulary, N layer, 1 broadcast.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from transformer_xl.errors import InputError
+
+State = TypeVar("State")
+
+NOT_A_TARGET = -1
+"""A target that is not scored; its loss is exactly 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Generic[State]):
+    loss_BT: Tensor | None
+    """loss_BT[b, t] in nats is that of targets_BT[b, t]; None without targets."""
+    hidden_BTD: Tensor
+    """The last layer's output, from which `log_probabilities` makes a distribution."""
+    memory: State
+    """What the next segment of these lanes is to be given."""
+    auxiliary_loss: Tensor | None = None
+    """Al-Rfou's extra losses, a single number to be added to the mean loss in training; None where there are none."""
+
+
+class LanguageModel(Protocol[State]):
+    """Transformer-XL, its ablations and the recurrent baselines; evaluation, generation and analysis know nothing else."""
+
+    def __call__(
+        self, tokens_BT: Tensor, *, targets_BT: Tensor | None = None, memory: State | None = None
+    ) -> Output[State]: ...
+
+    def log_probabilities(self, hidden_BTD: Tensor) -> Tensor: ...
+
+
+def check_tokens(tokens_BT: Tensor, *, vocabulary: int, name: str = "tokens", lowest: int = 0) -> None:
+    """Shapes and ranges are checked at the door, not promised in comments."""
+    if tokens_BT.dim() != 2 or tokens_BT.dtype.is_floating_point:
+        raise InputError(
+            f"{name}: expected whole numbers of shape [lanes, positions], found {tokens_BT.dtype} {list(tokens_BT.shape)}"
+        )
+    if 0 in tokens_BT.shape:
+        raise InputError(
+            f"{name}: shape {list(tokens_BT.shape)} holds no tokens; give at least one lane and one position"
+        )
+    # On an accelerator the check would wait for the device, every step; there the embedding's own bounds check stands in.
+    if tokens_BT.device.type == "cpu":
+        low, high = int(tokens_BT.min()), int(tokens_BT.max())
+        if low < lowest or high >= vocabulary:
+            outside = low if low < lowest else high
+            raise InputError(
+                f"{name}: {outside} is outside the vocabulary of {vocabulary}; use the tokenizer this model was trained with"
+            )

@@ -1,0 +1,252 @@
+"""Transformer-XL: embeddings, N layers that read memory and segment, losses in order. Knows no text, no optimiser, no file.
+
+memory of layer n  m m m m |             what layer n was given at the last M positions, detached
+segment            . . . . | 0 1 2 3     keys and values come from both, queries from the segment alone
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError
+from transformer_xl.model.attention import attend, hidden_keys
+from transformer_xl.model.dropout import Dropout
+from transformer_xl.model.encodings import Distances, build_encoding
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.protocol import NOT_A_TARGET, Output, check_tokens
+from transformer_xl.model.vocabulary import Vocabulary
+
+AUXILIARY_TARGET_WEIGHT = 0.5
+
+
+class Layer(nn.Module):
+    """Attention over memory and segment, then the feed-forward part, each with its residual and norm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        D, HK = config.d_model, config.n_head * config.d_head
+        self.query = nn.Linear(D, HK, bias=False)
+        self.key_value = nn.Linear(D, 2 * HK, bias=False)
+        self.attention_output = nn.Linear(HK, D, bias=False)
+        self.attention_norm = nn.LayerNorm(D, eps=config.norm_eps)
+        self.inner = nn.Linear(D, config.d_inner)
+        self.outer = nn.Linear(config.d_inner, D)
+        self.feed_forward_norm = nn.LayerNorm(D, eps=config.norm_eps)
+        self.dropout = nn.ModuleDict(
+            {site: _dropout(config, site) for site in ("attention", "attention_output", "inner", "feed_forward")}
+        )
+
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        memory_BMD: Tensor,
+        distances: Distances,
+        hidden_BTS: Tensor,
+        attend: Callable[..., Tensor],
+    ) -> Tensor:
+        pre, T = self.config.norm != "post", hidden_BTD.shape[1]
+        source_BSD = torch.cat([memory_BMD, hidden_BTD], dim=1) if memory_BMD.shape[1] else hidden_BTD
+        if pre:
+            source_BSD = self.attention_norm(source_BSD)
+        asking_BTD = source_BSD[:, -T:] if self.config.norm == "pre" else hidden_BTD
+        mixed_BTD = self._attention(asking_BTD, source_BSD, distances, hidden_BTS, attend)
+        hidden_BTD = hidden_BTD + self.dropout["attention_output"](mixed_BTD, 1)
+        if not pre:
+            hidden_BTD = self.attention_norm(hidden_BTD)
+        inner_BTF = F.relu(self.inner(self.feed_forward_norm(hidden_BTD) if pre else hidden_BTD))
+        outer_BTD = self.outer(self.dropout["inner"](inner_BTF, 1))
+        hidden_BTD = hidden_BTD + self.dropout["feed_forward"](outer_BTD, 1)
+        return hidden_BTD if pre else self.feed_forward_norm(hidden_BTD)
+
+    def _attention(
+        self,
+        asking_BTD: Tensor,
+        source_BSD: Tensor,
+        distances: Distances,
+        hidden_BTS: Tensor,
+        attend: Callable[..., Tensor],
+    ) -> Tensor:
+        B, T, H, K = *asking_BTD.shape[:2], self.config.n_head, self.config.d_head
+        S = source_BSD.shape[1]
+        query_BHTK = self.query(asking_BTD).view(B, T, H, K).transpose(1, 2)
+        key_BHSK, value_BHSK = self.key_value(source_BSD).view(B, S, 2, H, K).permute(2, 0, 3, 1, 4)
+        mixed_BHTK = attend(
+            query_BHTK,
+            key_BHSK,
+            value_BHSK,
+            distances=distances,
+            hidden_BTS=hidden_BTS,
+            dropout=lambda probability_BHTS: self.dropout["attention"](probability_BHTS, 2),
+        )
+        output: Tensor = self.attention_output(mixed_BHTK.transpose(1, 2).reshape(B, T, H * K))
+        return output
+
+
+class TransformerXL(nn.Module):
+    """The paper's model and, by `config.encoding`, those it is compared with."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attend: Callable[..., Tensor] = attend
+        """Which attention runs; `reference.reference_attend` gives the same answer slowly."""
+        self.vocabulary = Vocabulary(config)
+        self.encoding = build_encoding(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.final_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.final_norm else None
+        self.embedding_dropout = _dropout(config, "embedding")
+        self.output_dropout = _dropout(config, "output")
+        self.auxiliary_classifiers = nn.ModuleList(
+            nn.Linear(config.d_model, config.vocabulary) for _ in range(config.auxiliary_targets)
+        )
+        self.initialise()
+
+    def initialise(self) -> None:
+        """As published: every weight normal, biases 0, LayerNorm weights around 1."""
+        std = self.config.init_std
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, 0.0, std)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm):
+                nn.init.normal_(module.weight, 1.0, std)
+                nn.init.zeros_(module.bias)
+        self.vocabulary.initialise()
+        self.encoding.initialise()
+
+    def set_lengths(
+        self, *, memory: int | None = None, clamp_len: int | None = None, same_length: bool | None = None
+    ) -> None:
+        """Other lengths for the same weights, as the paper evaluates with more memory than it trains with."""
+        changes = {"memory": memory, "clamp_len": clamp_len, "same_length": same_length}
+        config = replace(self.config, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+        self.config = self.encoding.config = config
+
+    def start_memory(self, lanes: int, *, full_length: bool = False) -> Memory:
+        """Memory before the first token of each lane. `full_length` gives the buffer its final shape at once."""
+        zeros = self.config.initial_memory == "zeros"
+        length = self.config.memory if zeros or full_length else 0
+        like = self.vocabulary.bias_V
+        return Memory.start(
+            layers=self.config.n_layer, lanes=lanes, length=length, width=self.config.d_model, like=like, full=zeros
+        )
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        targets_BT: Tensor | None = None,
+        memory: Memory | None = None,
+        overlap: int = 0,
+        progress: float = 0.0,
+    ) -> Output[Memory]:
+        """One segment of every lane.
+
+        `targets_BT` may be shorter than `tokens_BT`: then only the last positions are scored (half loss, or context fed again).
+        `overlap`: the last tokens that the next segment will be fed again, which therefore stay out of the memory.
+        `progress`: how much of training is over, from 0 to 1; Al-Rfou's intermediate losses fade by it.
+        """
+        B, T = self._check(tokens_BT, targets_BT, overlap)
+        memory = self._take(memory, lanes=B)
+        M = memory.length
+        valid_B = memory.valid_B if memory.ragged else None
+        hidden_BTS = hidden_keys(
+            memory=M, segment=T, valid_B=valid_B, visible_distance=self.config.visible_distance, device=tokens_BT.device
+        )
+        distances = self.encoding.distances(M + T)
+        hidden_BTD = self.embedding_dropout(self.encoding.enter_first(self.vocabulary.embed(tokens_BT)), 1)
+        inputs, intermediate = [], []
+        for number, layer in enumerate(self.layers):
+            inputs.append(hidden_BTD)
+            hidden_BTD = self.encoding.enter(hidden_BTD, layer=number)
+            hidden_BTD = layer(hidden_BTD, memory.layers[number], distances[number], hidden_BTS, self.attend)
+            intermediate.append(hidden_BTD)
+        if self.final_norm is not None:
+            hidden_BTD = self.final_norm(hidden_BTD)
+        hidden_BTD = self.output_dropout(hidden_BTD, 1)
+
+        new_memory = memory.extended([values[:, : T - overlap] for values in inputs], limit=self.config.memory)
+        if targets_BT is None:
+            return Output(loss_BT=None, hidden_BTD=hidden_BTD, memory=new_memory)
+        scored_BTD = hidden_BTD[:, T - targets_BT.shape[1] :]
+        return Output(
+            loss_BT=self.vocabulary.loss(scored_BTD, targets_BT),
+            hidden_BTD=hidden_BTD,
+            memory=new_memory,
+            auxiliary_loss=self._auxiliary_loss(intermediate[:-1], scored_BTD, targets_BT, progress),
+        )
+
+    def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
+        """[..., V] from the `hidden_BTD` of an output."""
+        return self.vocabulary.log_probabilities(hidden_BTD)
+
+    def _check(self, tokens_BT: Tensor, targets_BT: Tensor | None, overlap: int) -> tuple[int, int]:
+        check_tokens(tokens_BT, vocabulary=self.config.vocabulary)
+        B, T = tokens_BT.shape
+        if targets_BT is not None:
+            check_tokens(targets_BT, vocabulary=self.config.vocabulary, name="targets", lowest=NOT_A_TARGET)
+            if targets_BT.shape[0] != B or targets_BT.shape[1] > T:
+                raise InputError(
+                    f"targets: shape {list(targets_BT.shape)} does not fit tokens {[B, T]}; give the last positions of each lane"
+                )
+        if not 0 <= overlap <= T:
+            raise InputError(f"overlap: {overlap} is not within a segment of {T} tokens")
+        return B, T
+
+    def _take(self, memory: Memory | None, *, lanes: int) -> Memory:
+        if memory is None:
+            return self.start_memory(lanes)
+        if (
+            len(memory.layers) != self.config.n_layer
+            or memory.lanes != lanes
+            or memory.layers[0].shape[2] != self.config.d_model
+        ):
+            shape = [len(memory.layers), *memory.layers[0].shape]
+            raise InputError(
+                f"memory: shape {shape} does not fit {self.config.n_layer} layers, {lanes} lanes, width {self.config.d_model}; pass what this"
+                " model returned for these lanes, or none"
+            )
+        memory = memory.truncated(self.config.memory)
+        return replace(memory, layers=tuple(layer.detach() for layer in memory.layers))
+
+    def _auxiliary_loss(
+        self, intermediate: list[Tensor], scored_BTD: Tensor, targets_BT: Tensor, progress: float
+    ) -> Tensor | None:
+        config, T = self.config, targets_BT.shape[1]
+        if not self.training or not (config.auxiliary_layers or config.auxiliary_targets):
+            return None
+        total = scored_BTD.new_zeros(())
+        if config.auxiliary_layers:
+            for number, hidden_BTD in enumerate(intermediate, start=1):
+                if progress < number / (2 * config.n_layer):
+                    total = total + _mean(self.vocabulary.loss(hidden_BTD[:, -T:], targets_BT), targets_BT)
+        for ahead, classifier in enumerate(self.auxiliary_classifiers, start=1):
+            if (
+                ahead < T
+            ):  # the target of a position is the next one's target, and the last position's lies in the next segment
+                further_BT = targets_BT[:, ahead:]
+                logits_BVT = classifier(scored_BTD[:, : T - ahead]).transpose(1, 2).float()
+                loss_BT = F.cross_entropy(logits_BVT, further_BT, reduction="none", ignore_index=NOT_A_TARGET)
+                total = total + AUXILIARY_TARGET_WEIGHT * _mean(loss_BT, further_BT)
+        return total
+
+
+def _mean(loss_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    return loss_BT.sum() / (targets_BT != NOT_A_TARGET).sum().clamp(min=1)
+
+
+def _dropout(config: ModelConfig, site: str) -> Dropout:
+    return Dropout(config.dropout_rate(site), locked=site in config.locked_dropout)
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """How many numbers are learned. Built on the meta device: no memory, no time."""
+    with torch.device("meta"):
+        model = TransformerXL(config)
+    return sum(parameter.numel() for parameter in model.parameters())

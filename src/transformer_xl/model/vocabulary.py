@@ -1,0 +1,158 @@
+"""Tokens -> embeddings, and hidden states -> losses and log-probabilities: adaptive input and adaptive softmax, one owner for what they share.
+
+    id       0 ........ cutoff 1 ........ cutoff 2 ....... V
+    cluster  0 (head)          1 (tail)          2 (tail)         width of cluster i: d_embed / div_val^i
+    head     its own words, then one logit for each tail          log p(word in tail i) = head[tail i] + tail_i[word]
+
+A plain softmax is the case of no cutoffs: a head and no tails.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.model.dropout import word_dropout
+from transformer_xl.model.protocol import NOT_A_TARGET
+
+
+class Vocabulary(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.one_table = config.div_val == 1  # clusters of one width share a table, and the input's projection
+        self.tables = nn.ParameterList(self._tables())
+        self.output_tables = nn.ParameterList([] if config.tie_embeddings else self._tables())
+        projected = [cluster for cluster in range(config.clusters) if config.has_projection(cluster)]
+        self.input_projections = self._projections(projected[:1] if self.one_table else projected)
+        self.output_projections = self._projections(
+            [cluster for cluster in projected if not config.ties_projection(cluster)]
+        )
+        self.bias_V = nn.Parameter(torch.empty(config.vocabulary))
+        tails = config.clusters - 1
+        self.tail_weight_CE = nn.Parameter(torch.empty(tails, config.embedding_width)) if tails else None
+        self.tail_bias_C = nn.Parameter(torch.empty(tails)) if tails else None
+
+    def _tables(self) -> list[Tensor]:
+        config, edges = self.config, self.config.cluster_edges
+        if self.one_table:
+            return [torch.empty(config.vocabulary, config.embedding_width)]
+        return [torch.empty(edges[i + 1] - edges[i], config.cluster_width(i)) for i in range(config.clusters)]
+
+    def _projections(self, clusters: list[int]) -> nn.ParameterDict:
+        """By cluster: [D, E], D the model's width and E the cluster's."""
+        return nn.ParameterDict(
+            {str(i): torch.empty(self.config.d_model, self.config.cluster_width(i)) for i in clusters}
+        )
+
+    def initialise(self) -> None:
+        config = self.config
+        for table in (*self.tables, *self.output_tables):
+            nn.init.normal_(table, 0.0, config.init_std)
+        for projection in (*self.input_projections.values(), *self.output_projections.values()):
+            nn.init.normal_(projection, 0.0, config.projection_init_std)
+        nn.init.zeros_(self.bias_V)
+        if self.tail_weight_CE is not None and self.tail_bias_C is not None:
+            nn.init.normal_(self.tail_weight_CE, 0.0, config.init_std)
+            nn.init.zeros_(self.tail_bias_C)
+
+    # --- in
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """[B, T, D], scaled by sqrt(d_model) as published; the output side uses the same tables unscaled."""
+        config = self.config
+        if self.one_table:
+            embedded_BTD = self._project_in(0, F.embedding(tokens_BT, self.tables[0]))
+        else:
+            embedded_BTD = self._embed_clusters(tokens_BT)
+        embedded_BTD = embedded_BTD * math.sqrt(config.d_model)
+        if self.training and config.word_dropout:
+            factor_BT1 = word_dropout(
+                tokens_BT, rate=config.word_dropout, vocabulary=config.vocabulary, like=embedded_BTD
+            )
+            embedded_BTD = embedded_BTD * factor_BT1
+        return embedded_BTD
+
+    def _embed_clusters(self, tokens_BT: Tensor) -> Tensor:
+        edges, flat_P = self.config.cluster_edges, tokens_BT.reshape(-1)
+        places, rows = [], []
+        for cluster, table in enumerate(self.tables):
+            place_P = ((flat_P >= edges[cluster]) & (flat_P < edges[cluster + 1])).nonzero().squeeze(1)
+            places.append(place_P)
+            rows.append(self._project_in(cluster, F.embedding(flat_P[place_P] - edges[cluster], table)))
+        # The clusters' rows one after another, put back into token order by the inverse of how they were gathered.
+        order_P = torch.cat(places).argsort()
+        return torch.cat(rows)[order_P].view(*tokens_BT.shape, self.config.d_model)
+
+    def _project_in(self, cluster: int, embedded: Tensor) -> Tensor:
+        return (
+            F.linear(embedded, self.input_projections[str(cluster)])
+            if self.config.has_projection(cluster)
+            else embedded
+        )
+
+    # --- out
+
+    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """[B, T] in nats, in token order. A tail is computed for its own targets only."""
+        config, edges = self.config, self.config.cluster_edges
+        hidden_PD, target_P = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), targets_BT.reshape(-1)
+        column_P = target_P
+        for cluster in range(1, config.clusters):
+            in_tail_P = (target_P >= edges[cluster]) & (target_P < edges[cluster + 1])
+            column_P = torch.where(in_tail_P, edges[1] + cluster - 1, column_P)
+        loss_P = self._cross_entropy(self._head_logits(hidden_PD), column_P)
+        for cluster in range(1, config.clusters):
+            place_P = ((target_P >= edges[cluster]) & (target_P < edges[cluster + 1])).nonzero().squeeze(1)
+            if place_P.numel():
+                tail_loss_P = self._cross_entropy(
+                    self._cluster_logits(cluster, hidden_PD[place_P]), target_P[place_P] - edges[cluster]
+                )
+                loss_P = loss_P.index_add(0, place_P, tail_loss_P)
+        return loss_P.view(targets_BT.shape)
+
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        """[..., V]: the whole distribution, every tail opened."""
+        config = self.config
+        head = self._log_softmax(self._head_logits(hidden))
+        parts = [head[..., : config.cluster_edges[1]]]
+        for cluster in range(1, config.clusters):
+            tail = self._log_softmax(self._cluster_logits(cluster, hidden))
+            parts.append(tail + head[..., config.cluster_edges[1] + cluster - 1, None])
+        return torch.cat(parts, dim=-1)
+
+    def _head_logits(self, hidden: Tensor) -> Tensor:
+        logits = self._cluster_logits(0, hidden)
+        if self.tail_weight_CE is None:
+            return logits
+        tails = F.linear(self._project_out(0, hidden), self.tail_weight_CE, self.tail_bias_C)
+        return torch.cat([logits, tails], dim=-1)
+
+    def _cluster_logits(self, cluster: int, hidden: Tensor) -> Tensor:
+        low, high = self.config.cluster_edges[cluster : cluster + 2]
+        tables = self.tables if self.config.tie_embeddings else self.output_tables
+        weight_VE = tables[0][low:high] if self.one_table else tables[cluster]
+        return F.linear(self._project_out(cluster, hidden), weight_VE, self.bias_V[low:high])
+
+    def _project_out(self, cluster: int, hidden: Tensor) -> Tensor:
+        if not self.config.has_projection(cluster):
+            return hidden
+        if self.config.ties_projection(cluster):
+            projection_DE = self.input_projections["0" if self.one_table else str(cluster)]
+        else:
+            projection_DE = self.output_projections[str(cluster)]
+        return F.linear(hidden, projection_DE.t())
+
+    @staticmethod
+    def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(_at_least_float32(logits), target, reduction="none", ignore_index=NOT_A_TARGET)
+
+    @staticmethod
+    def _log_softmax(logits: Tensor) -> Tensor:
+        return F.log_softmax(_at_least_float32(logits), dim=-1)
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
