@@ -23,3 +23,13 @@ def test_unknown_command_is_one_sentence(capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "trian" in error
+
+
+def test_demo_shows_memory_at_work(capsys):
+    assert main(["demo"]) == 0
+    assert "with memory" in capsys.readouterr().out
+
+
+def test_wrong_options_are_one_sentence(capsys):
+    assert main(["presets", "--jsn"]) == 2
+    assert capsys.readouterr().err == "txl: unrecognized arguments: --jsn; see: txl presets --help\n"

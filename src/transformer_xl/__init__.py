@@ -1,5 +1,46 @@
-"""Transformer-XL: language models whose memory reaches beyond any fixed context."""
+"""Transformer-XL: language models whose memory reaches beyond any fixed context.
 
+Importing this does nothing but make names known; torch comes with the first one that needs it.
+"""
+
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+    from transformer_xl.errors import TransformerXLError
+    from transformer_xl.model import Memory, Output, TransformerXL
+    from transformer_xl.presets import find_preset
 
 __version__ = version("transformer-xl")
+
+_HOMES = {
+    "EvaluationConfig": "config",
+    "ModelConfig": "config",
+    "RunConfig": "config",
+    "TrainingConfig": "config",
+    "TransformerXLError": "errors",
+    "Memory": "model",
+    "Output": "model",
+    "TransformerXL": "model",
+    "find_preset": "presets",
+}
+
+__all__ = [
+    "EvaluationConfig",
+    "Memory",
+    "ModelConfig",
+    "Output",
+    "RunConfig",
+    "TrainingConfig",
+    "TransformerXL",
+    "TransformerXLError",
+    "find_preset",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"transformer_xl.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'transformer_xl' has no attribute {name!r}")

@@ -12,7 +12,10 @@ from typing import NoReturn
 
 from transformer_xl.errors import TransformerXLError, suggest
 
-COMMANDS: dict[str, str] = {}
+COMMANDS = {
+    "demo": "see it work, from nothing",
+    "presets": "the models of the paper: sizes, lengths, results, provenance",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,7 +74,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def overview() -> str:
-    width = max(map(len, COMMANDS), default=0)
+    width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:<{width}}  {purpose}" for name, purpose in COMMANDS.items())
     return f"""usage: txl COMMAND [options]
 

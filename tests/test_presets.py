@@ -1,0 +1,48 @@
+"""The paper's models, counted to the unit."""
+
+import json
+
+import pytest
+
+from transformer_xl.cli import main
+
+COUNTS = {
+    "enwik8-12l": 41_055_436,
+    "enwik8-18l": 87_965_708,
+    "enwik8-24l": 277_231_820,
+    "text8-24l": 277_050_395,
+    "wikitext-103-standard": 151_107_538,
+    "wikitext-103-large": 285_170_506,
+    "wikitext-103-large-16l": 257_889_098,
+    "wikitext-103-ablation": 127_815_738,
+    "lm1b-base": 469_020_530,
+    "lm1b-large": 841_295_982,
+    "lm1b-ablation": 301_166_450,
+    "ptb": 23_533_960,
+}
+
+
+@pytest.fixture
+def as_json(capsys):
+    assert main(["presets", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_counts_equal_the_published_models(as_json):
+    counted = {preset["name"]: preset["parameters"] for preset in as_json}
+    assert {name: counted.get(name) for name in COUNTS} == COUNTS
+
+
+def test_every_preset_says_where_it_comes_from(as_json):
+    for preset in as_json:
+        assert preset["provenance"] in ("script", "author", "derived")
+        assert preset["paper_result"]
+        assert preset["table"].startswith("Table")
+
+
+def test_the_table_shows_every_preset(capsys):
+    assert main(["presets"]) == 0
+    shown = capsys.readouterr().out
+    for name, count in COUNTS.items():
+        assert name in shown
+        assert f"{count:,}" in shown
