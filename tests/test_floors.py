@@ -8,13 +8,14 @@ import transformer_xl
 SOURCE = Path(transformer_xl.__file__).parent
 FLOORS = [
     {"errors"},
-    {"config", "presets", "files", "progress"},
+    {"config", "presets", "files", "progress", "pictures"},
     {"data", "model"},
     {"checkpoint"},
-    {"interop"},
+    {"interop", "inference"},
     {"evaluation", "generation"},
     {"analysis", "training"},
     {"serving", "studies", "benchmarks"},
+    {"library"},
     {"cli"},
     {"__main__", "__init__"},
 ]

@@ -3,13 +3,14 @@
 temporary file beside the target -> write -> fsync -> rename over the target -> fsync the folder
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,8 @@ TEMPORARY = ".txl-partial-"
 def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
     """A file that appears at `path` only when the block ends without an error; on any error nothing is left behind."""
     path = Path(path)
+    if not path.parent.is_dir():  # said here, for the temporary file's own error would name a file nobody asked for
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=path.suffix, dir=path.parent)
     try:
         with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -39,6 +42,7 @@ def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
 def atomic_folder(path: Path | str) -> Iterator[Path]:
     """A folder that appears at `path`, replacing an older one, only when the block ends without an error."""
     path = Path(path)
+    made = [parent for parent in path.absolute().parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
     try:
@@ -59,6 +63,9 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
         sync_folder(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        for parent in made:
+            with suppress(OSError):  # somebody else put something there meanwhile
+                parent.rmdir()
         raise
 
 

@@ -1,14 +1,17 @@
-"""How long something takes, shown as it goes: a live bar on a terminal, a plain line now and then elsewhere. Always on stderr,
-so that what a command prints stays clean for programs."""
+"""How long something takes, shown as it goes: a live bar on a terminal, a plain line now and then elsewhere. Always on stderr, so that what a
+command prints stays clean for programs."""
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 2.0
+
+_bars: list[Any] = []
+"""The live display, while there is one: a bar within a bar shares it, for a terminal has only one last line."""
 
 
 class Advance(Protocol):
@@ -25,22 +28,20 @@ def progress(title: str, *, total: float | None, unit: str = "") -> Iterator[Adv
         yield _plain(title, total, unit)
 
 
+def say(text: str) -> None:
+    """A line for people that stays, above the bar where there is one."""
+    if _bars:
+        _bars[-1].console.print(text, markup=False, highlight=False)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def _live(title: str, total: float | None, unit: str) -> Iterator[Advance]:
     from rich import progress as bars
     from rich.console import Console
 
-    amount_column = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
-    bar = bars.Progress(
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        amount_column,
-        bars.TimeElapsedColumn(),
-        bars.TimeRemainingColumn(),
-        bars.TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-    )
-    with bar:
+    def advancing(bar: bars.Progress) -> tuple[Advance, bars.TaskID]:
         task = bar.add_task(title, total=total, note="")
 
         def advance(amount: float = 1, *, note: str | None = None) -> None:
@@ -49,7 +50,24 @@ def _live(title: str, total: float | None, unit: str) -> Iterator[Advance]:
             else:
                 bar.update(task, advance=amount, note=note)
 
-        yield advance
+        return advance, task
+
+    if _bars:
+        advance, task = advancing(_bars[-1])
+        try:
+            yield advance
+        finally:
+            _bars[-1].remove_task(task)
+        return
+    amount_column = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=24), amount_column)
+    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[note]}"))
+    with bars.Progress(*columns, *times, console=Console(stderr=True)) as bar:
+        _bars.append(bar)
+        try:
+            yield advancing(bar)[0]
+        finally:
+            _bars.pop()
 
 
 def _plain(title: str, total: float | None, unit: str) -> Advance:
@@ -63,7 +81,7 @@ def _plain(title: str, total: float | None, unit: str) -> Advance:
             return
         next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
         share = f" ({done / total:.0%})" if total else ""
-        print(f"{title}: {_amount(done, unit)}{share}{' ' + note if note else ''}", file=sys.stderr, flush=True)
+        print(f"{title}: {_amount(done, unit)}{share}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
 
     return advance
 

@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
@@ -14,6 +15,8 @@ from transformer_xl.errors import TransformerXLError, suggest
 
 COMMANDS = {
     "demo": "see it work, from nothing",
+    "prepare": "make a data store from a known corpus or your own text",
+    "data": "show what a data store holds",
     "presets": "the models of the paper: sizes, lengths, results, provenance",
 }
 
@@ -26,6 +29,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see: {self.prog} --help")
+
+    def parse_all(self, words: list[str]) -> argparse.Namespace:
+        """Like parse_args, with the nearest known option for one that is unknown."""
+        arguments, unknown = self.parse_known_args(words)
+        options = [word.split("=")[0] for word in unknown if word.startswith("--")]
+        if options:
+            known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+            if near := get_close_matches(options[0], known, n=1):
+                raise UsageError(f"no option {options[0]}; did you mean {near[0]}?")
+            self.error(f"no option {options[0]}")
+        if unknown:
+            self.error(f"{unknown[0]} is one word too many")
+        return arguments
 
 
 class UsageError(TransformerXLError):
@@ -69,7 +85,9 @@ def dispatch(words: list[str]) -> int:
         prog=f"txl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.configure(parser)
-    exit_code: int = command.run(parser.parse_args(words[1:]))
+    arguments = parser.parse_all(words[1:])
+    arguments.words = words[1:]  # as typed, for commands that write down how a result was made
+    exit_code: int = command.run(arguments)
     return exit_code
 
 

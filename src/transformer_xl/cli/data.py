@@ -1,0 +1,79 @@
+"""Shows what a data store holds: counts, vocabulary, a sample, and how often each token occurs.
+
+txl data data/enwik8
+txl data data/enwik8 --plot frequencies.png
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformer_xl.data.inspection import plot_frequencies, summary
+from transformer_xl.data.store import Manifest, open_store
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a store made by txl prepare")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw token frequencies into this .png, .svg or .pdf")
+    parser.add_argument("--verify", action="store_true", help="read every file and check its checksum")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = open_store(arguments.folder, verify=arguments.verify)
+    values = summary(store)
+    if arguments.plot:
+        plot_frequencies(store, arguments.plot)
+    if arguments.json:
+        print(json.dumps(values, indent=2, ensure_ascii=False))
+        return 0
+    manifest = store.manifest
+    facts = {
+        "corpus": manifest.name,
+        "rule": manifest.rule,
+        "tokens": f"{manifest.tokenizer_kind}, vocabulary {manifest.vocabulary_size:,}, {manifest.dtype} on disk",
+        "unit": manifest.unit.replace("_", " "),
+        "documents": manifest.documents,
+        "on disk": f"{values['bytes_on_disk'] / 1e6:,.1f} MB" + (", checksums verified" if arguments.verify else ""),
+    }
+    facts |= manifest.origin
+    width = max(map(len, facts))
+    print("\n".join(f"{key:<{width}}  {value}" for key, value in facts.items()))
+    print(f"\n{splits_table(manifest)}\n\nmost frequent in {store.splits[0]}")
+    rows = [(token["token"], f"{token['count']:,}", f"{token['share']:.2%}") for token in values["frequent"]]
+    print(table(("token", "count", "share"), rows))
+    if values["unused_tokens"]:
+        print(f"{values['unused_tokens']:,} tokens of the vocabulary do not occur in {store.splits[0]}")
+    print(f"\nsample of {store.splits[0]}\n\n{values['sample']}")
+    if arguments.plot:
+        print(f"\ntoken frequencies: {arguments.plot}")
+    return 0
+
+
+def splits_table(manifest: Manifest) -> str:
+    rows = [
+        (
+            split.name,
+            f"{split.tokens:,}",
+            f"{split.bytes:,}",
+            f"{split.characters:,}",
+            "" if split.words is None else f"{split.words:,}",
+            f"{split.documents:,}" if split.documents else "",
+        )
+        for split in manifest.splits
+    ]
+    return table(("split", "tokens", "bytes", "characters", "words", "documents"), rows)
+
+
+def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Aligned columns, the first to the left, numbers to the right; a column nobody fills is left out."""
+    columns = [column for column in zip(titles, *rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    lines = zip(*columns, strict=True)
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )

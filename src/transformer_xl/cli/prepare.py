@@ -1,0 +1,140 @@
+"""Makes a data store: a folder of tokens with a manifest, from a known corpus or from your own text.
+
+txl prepare python --out data/python                        the source of Python's standard library: no download
+txl prepare enwik8 --out data/enwik8 --source enwik8.zip    a corpus of the paper, from a file you have
+txl prepare wikitext-103 --out data/wt103                   the same, downloaded
+txl prepare novel.txt --out data/novel --tokenizer char     your own text
+cat *.txt | txl prepare - --out data/mine --tokenizer bpe --vocab-size 4096
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from transformer_xl.cli.data import splits_table
+from transformer_xl.data.corpora import prepare_known
+from transformer_xl.data.own_text import OwnText, prepare_given_splits, prepare_own_text
+from transformer_xl.data.python_corpus import prepare_python
+from transformer_xl.data.recipes import NAMES, PYTHON, corpora_table, places_table
+from transformer_xl.data.store import Store
+from transformer_xl.errors import DataError, suggest
+
+OWN_TEXT_ONLY = ("tokenizer", "vocab_size", "lower", "min_count", "split", "split_by", "documents", "separator")
+GIVEN_SPLITS = ("valid", "test")
+KNOWN_ONLY = ("source", "newlines", "splits", "vocab")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        f"known corpora:\n{corpora_table()}\n\n"
+        f"known places (each corpus also takes a file you already have, with --source):\n{places_table()}"
+    )
+    parser.add_argument("what", nargs="*", metavar="NAME|PATH", help=f"one of {', '.join(NAMES)}; or files, folders, -")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the store to make")
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+    known = parser.add_argument_group("a known corpus")
+    known.add_argument("--source", type=Path, metavar="PATH", help="file (plain, .gz, .xz, .zip), archive or folder")
+    known.add_argument("--newlines", choices=("keep", "drop"), help="enwik8: drop them as the paper's code did")
+    known.add_argument("--splits", metavar="A,B", help="prepare only these, e.g. valid,test")
+    known.add_argument(
+        "--vocab", type=Path, metavar="FILE", help="wikitext-103, lm1b: a vocabulary instead of counting"
+    )
+
+    own = parser.add_argument_group("your own text")
+    own.add_argument("--tokenizer", choices=("byte", "char", "word", "bpe"), help="default: byte")
+    own.add_argument("--vocab-size", type=int, metavar="N", help="word, bpe: at most this many tokens")
+    own.add_argument("--min-count", type=int, metavar="N", help="word: rarer words become <unk>")
+    own.add_argument("--lower", action="store_true", default=None, help="lower-case the text")
+    own.add_argument("--split", metavar="A,B,C", help="shares of train, valid and test (default: 0.9,0.05,0.05)")
+    own.add_argument("--split-by", choices=("share", "file"), help="cut anywhere (default), or keep files whole")
+    own.add_argument("--train", nargs="+", metavar="PATH", help="this is train (lm1b: these are the training shards)")
+    own.add_argument("--valid", nargs="+", metavar="PATH", help="this is valid")
+    own.add_argument("--test", nargs="+", metavar="PATH", help="this is test")
+    own.add_argument("--documents", choices=("file", "blank-line", "separator"), help="what begins a document")
+    own.add_argument("--separator", metavar="LINE", help="the line between documents; it is not part of the text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    store = _prepare(arguments)
+    if arguments.json:
+        print(json.dumps({"folder": str(store.folder), **store.manifest.to_json()}, indent=2, ensure_ascii=False))
+    else:
+        print(
+            f"{store.folder}: {store.manifest.name}, {store.manifest.vocabulary_size:,} {store.manifest.tokenizer_kind} tokens"
+        )
+        print(splits_table(store.manifest))
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace) -> Store:
+    name = _known_name(arguments)
+    if name is not None:
+        given = (*OWN_TEXT_ONLY, *GIVEN_SPLITS, *(KNOWN_ONLY if name == PYTHON else ()))
+        _refuse(arguments, given, f"does not apply to {name}, which has its own rule")
+    else:
+        _refuse(arguments, KNOWN_ONLY, "is for the known corpora")
+    if name == PYTHON:
+        _refuse(arguments, ("train",), f"does not apply to {name}, which has its own rule")
+        return prepare_python(out=arguments.out)
+    if name is not None:
+        return prepare_known(
+            name,
+            out=arguments.out,
+            source=arguments.source,
+            newlines=arguments.newlines or "keep",
+            splits=arguments.splits.split(",") if arguments.splits else None,
+            train=[Path(path) for path in arguments.train or ()],
+            vocabulary=arguments.vocab,
+        )
+    settings = _settings(arguments)
+    splits = {split: getattr(arguments, split) for split in ("train", "valid", "test") if getattr(arguments, split)}
+    if splits:
+        _refuse(arguments, ("what", "split", "split_by"), "does not go with --train, --valid and --test")
+        return prepare_given_splits(splits, out=arguments.out, settings=settings)
+    return prepare_own_text(arguments.what, out=arguments.out, settings=settings)
+
+
+def _known_name(arguments: argparse.Namespace) -> str | None:
+    """The corpus meant, or None for own text. A word that is neither a corpus nor a file is refused with the nearest name."""
+    words = arguments.what
+    if not words:
+        if arguments.train or arguments.valid or arguments.test:
+            return None
+        raise DataError(f"nothing to prepare; name a corpus ({', '.join(NAMES)}) or give files, folders or -")
+    if words[0] in NAMES:
+        if len(words) > 1:
+            raise DataError(f"{words[0]} is prepared alone; write ./{words[0]} if you mean a file of that name")
+        return str(words[0])
+    for word in words:
+        if word != "-" and not Path(word).exists():
+            raise DataError(f"no corpus and no file {word}{suggest(word, NAMES)}")
+    return None
+
+
+def _refuse(arguments: argparse.Namespace, options: tuple[str, ...], why: str) -> None:
+    for option in options:
+        if getattr(arguments, option):
+            shown = "a path" if option == "what" else f"--{option.replace('_', '-')}"
+            raise DataError(f"{shown} {why}")
+
+
+def _settings(arguments: argparse.Namespace) -> OwnText:
+    chosen = {
+        "tokenizer": arguments.tokenizer,
+        "vocabulary_size": arguments.vocab_size,
+        "lower": arguments.lower,
+        "min_count": arguments.min_count,
+        "shares": _shares(arguments.split) if arguments.split else None,
+        "split_by": arguments.split_by,
+        "documents": arguments.documents or ("separator" if arguments.separator else None),
+        "separator": arguments.separator,
+    }
+    return OwnText(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(share) for share in text.split(","))
+    except ValueError:
+        raise DataError(f"--split {text} must be shares such as 0.9,0.05,0.05") from None

@@ -1,0 +1,74 @@
+"""Makes the store of a known corpus: finds or downloads its files, verifies them, applies its own rule, checks the counts."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from transformer_xl.data.download import download_any
+from transformer_xl.data.prepare import make_store
+from transformer_xl.data.recipes import PARTS_MD5, RECIPES, Recipe
+from transformer_xl.data.store import Manifest, Store
+from transformer_xl.data.symbol_corpora import fill_symbols
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.word_corpora import fill_words, find_files, own_vocabulary
+from transformer_xl.errors import DataError, suggest
+
+
+def prepare_known(
+    name: str,
+    *,
+    out: Path | str,
+    source: Path | None = None,
+    newlines: Literal["keep", "drop"] = "keep",
+    splits: Sequence[str] | None = None,
+    train: Sequence[Path] = (),
+    vocabulary: Path | None = None,
+) -> Store:
+    """Makes the store of corpus `name` at `out`.
+
+    `source` is a file, an archive or a folder; without one the corpus is downloaded. `splits` prepares only some of them,
+    for people who have only some of the files. `train` (One Billion Word) names the training shards by hand.
+    """
+    if name not in RECIPES:
+        raise DataError(f"no corpus {name}{suggest(name, RECIPES)}")
+    recipe = RECIPES[name]
+    wanted = _wanted_splits(recipe, splits)
+    if newlines == "drop" and name != "enwik8":
+        raise DataError(f"--newlines drop is the paper's reading of enwik8; {name} has no such rule")
+    if train and name != "lm1b":
+        raise DataError(f"--train names the shards of lm1b; {name} has its own files, give them with --source")
+    if vocabulary is not None and recipe.vocabulary_file is None:
+        raise DataError(f"--vocab serves wikitext-103 and lm1b; the vocabulary of {name} is counted")
+
+    def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
+        with _files_of(recipe, source) as place:
+            if name in PARTS_MD5:
+                return fill_symbols(recipe, place, folder, scratch, newlines, wanted)
+            files = find_files(recipe, place, scratch, wanted, train)
+            vocab = vocabulary if vocabulary is not None else own_vocabulary(recipe, source, wanted)
+            return fill_words(recipe, files, folder, vocab, by_hand=bool(train))
+
+    return make_store(out, fill)
+
+
+@contextmanager
+def _files_of(recipe: Recipe, source: Path | None) -> Iterator[Path]:
+    """What the user brought, or a download. One that proves wrong only once opened is not kept for the next run."""
+    if source is not None:
+        yield source
+        return
+    place = download_any(recipe)
+    try:
+        yield place
+    except DataError:
+        if any(known.checksum is None and known.file_name == place.name for known in recipe.places):
+            place.unlink(missing_ok=True)
+        raise
+
+
+def _wanted_splits(recipe: Recipe, splits: Sequence[str] | None) -> tuple[str, ...]:
+    for split in splits or ():
+        if split not in recipe.splits:
+            raise DataError(f"{recipe.name} has no split {split}{suggest(split, recipe.splits)}")
+    return tuple(split for split in recipe.splits if splits is None or split in splits)

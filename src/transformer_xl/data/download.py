@@ -1,0 +1,124 @@
+"""Brings known files over the network, going on where an earlier attempt stopped. Knows addresses and checksums, no text."""
+
+import http.client
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from transformer_xl.data.recipes import KnownFile, Place, Recipe
+from transformer_xl.errors import DataError
+from transformer_xl.files import digest
+from transformer_xl.progress import progress
+
+PIECE = 1 << 18
+ATTEMPTS = 5
+"""Cut connections in a row, none of which brought a byte, before giving up."""
+SECONDS_WITHOUT_AN_ANSWER = 30
+LIST_OF_PLACES = "the list of known places is at the end of txl prepare --help and in docs/data.md"
+
+
+def cache_folder() -> Path:
+    """Downloads are kept here, so that preparing again, or by another rule, downloads nothing."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer_xl"
+
+
+def download_any(recipe: Recipe, *, vocabulary: bool = False) -> Path:
+    """The corpus, or its vocabulary file, from the first place that answers."""
+    reasons = []
+    for place in recipe.vocabulary_places if vocabulary else recipe.places:
+        try:
+            return download(place, into=cache_folder() / recipe.name)
+        except DataError as error:
+            reasons.append(str(error))
+    wanted = f"{recipe.vocabulary_file} with --vocab FILE" if vocabulary else " and ".join(map(wish, recipe.files))
+    with_option = "" if vocabulary else " with --source FILE_OR_FOLDER"
+    raise DataError(f"{'; '.join(reasons)}; bring {wanted}{with_option}; {LIST_OF_PLACES}")
+
+
+def wish(file: KnownFile) -> str:
+    checksum = f" (md5 {file.md5})" if file.md5 else ""
+    return f"{file.name}{checksum}"
+
+
+def download(place: Place, *, into: Path) -> Path:
+    """The file at `place`, whole and verified. What has come so far waits in a `.part` file beside it."""
+    target = into / place.file_name
+    if target.exists():
+        return target
+    try:
+        return _download(place, target)
+    except OSError as error:
+        raise DataError(
+            f"{into} cannot be written: {error.strerror or error}; set XDG_CACHE_HOME to another place"
+        ) from error
+
+
+def _download(place: Place, target: Path) -> Path:
+    part = target.with_name(place.file_name + ".part")
+    failures = 0
+    while not (done := _fetch(place, part)).whole:
+        failures = 0 if done.brought else failures + 1
+        if failures == ATTEMPTS or (failures and not done.may_return):
+            have = (
+                f", {part.stat().st_size:,} bytes are kept and the next run goes on from there" if part.exists() else ""
+            )
+            raise DataError(f"{place.address} cannot be downloaded ({done.reason}{have})")
+    _verify(place, part)
+    os.replace(part, target)
+    return target
+
+
+class _Outcome:
+    def __init__(self, *, whole: bool = False, brought: int = 0, may_return: bool = True, reason: str = "") -> None:
+        self.whole = whole
+        self.brought = brought
+        self.may_return = may_return
+        self.reason = reason
+
+
+def _fetch(place: Place, part: Path) -> _Outcome:
+    """One connection's worth of the file, appended to `part`."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(place.address, headers={"User-Agent": "transformer-xl"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    brought = 0
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS_WITHOUT_AN_ANSWER) as answer:
+            if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
+                have = 0  # the server sends everything again
+            length = answer.headers.get("Content-Length")
+            total = have + int(length) if length else None
+            part.parent.mkdir(parents=True, exist_ok=True)
+            with (
+                part.open("ab" if have else "wb") as file,
+                progress(f"downloading {place.file_name}", total=total, unit="bytes") as advance,
+            ):
+                advance(have)
+                while data := answer.read(PIECE):
+                    file.write(data)
+                    brought += len(data)
+                    advance(len(data))
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            # Nothing lies beyond what we have: it was whole already, which its checksum decides.
+            return _Outcome(whole=True)
+        return _Outcome(may_return=False, reason=f"HTTP {error.code} {error.reason}")
+    except urllib.error.URLError as error:
+        return _Outcome(may_return=False, reason=str(error.reason))
+    except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
+        return _Outcome(brought=brought, reason=f"the connection broke: {error or type(error).__name__}")
+    if total is not None and have + brought < total:
+        return _Outcome(brought=brought, reason=f"the connection ended after {have + brought:,} of {total:,} bytes")
+    return _Outcome(whole=True)
+
+
+def _verify(place: Place, part: Path) -> None:
+    if place.checksum is None:
+        return
+    algorithm, expected = place.checksum.split(":")
+    found = digest(part, algorithm)
+    if found != expected:
+        part.unlink()
+        raise DataError(f"{place.address} is not the file we know: its {algorithm} is {found} and should be {expected}")

@@ -1,0 +1,166 @@
+"""From pieces of text to a store: counts what a vocabulary needs, then encodes every split, in one stream each.
+
+Nothing here holds more than a few pieces at a time, however long the text is.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_xl.data.pieces import (
+    DocumentRule,
+    Fallback,
+    Part,
+    Piece,
+    cut,
+    ordered_map,
+    total_bytes,
+    workers_for,
+)
+from transformer_xl.data.store import Encoded, SplitRecord, SplitWriter, sentence_mark, smallest_dtype
+from transformer_xl.data.tokenizers import END_OF_LINE, Tokenizer, WordTokenizer, code_points, decode_utf8
+from transformer_xl.errors import DataError
+from transformer_xl.progress import progress
+
+Parts = Mapping[str, Sequence[Part]]
+"""Split -> its parts, in order."""
+
+
+def count_words(parts: Sequence[Part], *, rule: DocumentRule, lower: bool, line_marks: bool) -> Counter[str]:
+    """How often each word occurs, in order of first appearance; with `line_marks` every line's end counts as `<eos>`."""
+    total: Counter[str] = Counter()
+    fallback: Fallback = "word" if line_marks else "none"
+    with progress("counting words", total=total_bytes(parts), unit="bytes") as advance:
+        pieces = cut(parts, fallback=fallback, advance=advance)
+        counts = ordered_map(_count_piece, pieces, shared=(rule, lower, line_marks), workers=workers_for(parts))
+        with closing(counts):
+            for piece_counts in counts:
+                total.update(piece_counts)
+    return total
+
+
+def _count_piece(shared: tuple[DocumentRule, bool, bool], piece: Piece) -> Counter[str]:
+    rule, lower, line_marks = shared
+    counts: Counter[str] = Counter()
+    for _, data, offset in stretches(piece, rule, ends_lines=line_marks):
+        text = decode_utf8(data, name=piece.name, offset=offset)
+        text = text.lower() if lower else text
+        counts.update((text.replace("\n", f" {END_OF_LINE} ") if line_marks else text).split())
+    return counts
+
+
+def collect_characters(parts: Sequence[Part], *, rule: DocumentRule, lower: bool) -> str:
+    """Every character that occurs, in code point order."""
+    found: NDArray[Any] = np.zeros(0, dtype=np.uint32)
+    with progress("collecting characters", total=total_bytes(parts), unit="bytes") as advance:
+        pieces = cut(parts, fallback="character", advance=advance)
+        sets = ordered_map(_piece_characters, pieces, shared=(rule, lower), workers=workers_for(parts))
+        with closing(sets):
+            for characters in sets:
+                found = np.union1d(found, characters)
+    return "".join(map(chr, found.tolist()))
+
+
+def _piece_characters(shared: tuple[DocumentRule, bool], piece: Piece) -> NDArray[Any]:
+    rule, lower = shared
+    text = "".join(decode_utf8(data, name=piece.name, offset=offset) for _, data, offset in stretches(piece, rule))
+    return np.unique(code_points(text.lower() if lower else text))
+
+
+def texts(parts: Sequence[Part], *, rule: DocumentRule) -> Iterator[str]:
+    """The text itself, piece by piece, for whoever learns from it."""
+    with progress("reading", total=total_bytes(parts), unit="bytes") as advance:
+        for piece in cut(parts, fallback="character", advance=advance):
+            for _, data, offset in stretches(piece, rule):
+                yield decode_utf8(data, name=piece.name, offset=offset)
+
+
+def write_splits(folder: Path, *, parts: Parts, tokenizer: Tokenizer, rule: DocumentRule) -> tuple[SplitRecord, ...]:
+    """Encodes every split into its files. A split that shares its parts with an earlier one is encoded again: it is small."""
+    return tuple(
+        _write_split(folder, name=name, parts=split, tokenizer=tokenizer, rule=rule) for name, split in parts.items()
+    )
+
+
+def _write_split(
+    folder: Path, *, name: str, parts: Sequence[Part], tokenizer: Tokenizer, rule: DocumentRule
+) -> SplitRecord:
+    sentences = sentence_mark(tokenizer) is not None
+    fallback: Fallback = "none" if sentences else "word" if tokenizer.kind == "word" else "character"
+    with (
+        SplitWriter(folder=folder, name=name, vocabulary=tokenizer.size, sentences=sentences) as writer,
+        progress(f"encoding {name}", total=total_bytes(parts), unit="bytes") as advance,
+    ):
+        pieces = cut(parts, fallback=fallback, advance=advance)
+        encoded = ordered_map(encode_piece, pieces, shared=(tokenizer, rule), workers=workers_for(parts))
+        with closing(encoded):
+            for stretch in encoded:
+                writer.append(stretch)
+        return writer.finish()
+
+
+def encode_piece(shared: tuple[Tokenizer, DocumentRule], piece: Piece) -> Encoded:
+    tokenizer, rule = shared
+    runs: list[NDArray[Any]] = []
+    starts = []
+    count = 0
+    by_byte = tokenizer.kind == "byte"
+    for begins, data, offset in stretches(piece, rule, ends_lines=tokenizer.kind == "word"):
+        if begins:
+            starts.append(count)
+        text = data if by_byte else decode_utf8(data, name=piece.name, offset=offset)
+        runs.append(tokenizer.encode(text))
+        count += len(runs[-1])
+    tokens = np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
+    document_starts = np.unique(np.asarray(starts, dtype=np.int64))
+    sentence_starts, words = _sentences_and_words(tokenizer, tokens, piece)
+    return Encoded(
+        tokens=tokens.astype(smallest_dtype(tokenizer.size)),
+        document_starts=document_starts[document_starts < count],
+        sentence_starts=sentence_starts,
+        bytes=len(piece.data),
+        characters=count_characters(piece.data),
+        words=words,
+    )
+
+
+def _sentences_and_words(
+    tokenizer: Tokenizer, tokens: NDArray[Any], piece: Piece
+) -> tuple[NDArray[np.int64], int | None]:
+    if not isinstance(tokenizer, WordTokenizer):
+        return np.zeros(0, dtype=np.int64), None
+    marks = np.flatnonzero(tokens == tokenizer.mark)
+    if tokenizer.marks == "lines":
+        return np.zeros(0, dtype=np.int64), len(tokens) - len(marks)
+    begins, ends = marks[::2], marks[1::2]
+    # Sentences follow each other without a gap, unless the text itself holds the mark.
+    if len(marks) % 2 or (begins[1:] != ends[:-1] + 1).any():
+        mark = tokenizer.token(tokenizer.mark)
+        raise DataError(f"{piece.name} holds the word {mark} near byte {piece.offset:,}, which marks a sentence's ends")
+    return begins, len(tokens) - len(marks)
+
+
+def stretches(piece: Piece, rule: DocumentRule, *, ends_lines: bool = False) -> Iterator[tuple[bool, bytes, int]]:
+    """(begins a document, its bytes, their offset in the source) for each stretch of a piece, marks left out.
+
+    With `ends_lines` the last line of a file is ended if nobody did.
+    """
+    here, begins = 0, False
+    for stop, start in rule.spans(piece):
+        if here < stop or begins:
+            yield begins, piece.data[here:stop], piece.offset + here
+        here, begins = start, True
+    if rest := piece.data[here:]:
+        unfinished = ends_lines and piece.last and not rest.endswith(b"\n")
+        yield begins, rest + b"\n" if unfinished else rest, piece.offset + here
+
+
+def count_characters(data: bytes) -> int:
+    """Bytes that begin a character: in UTF-8, all but the continuation bytes."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    return len(array) - int(np.count_nonzero((array & 0xC0) == 0x80))

@@ -1,0 +1,142 @@
+"""Cuts a split into lanes and reads them segment by segment, for training. Knows no model.
+
+    split   0 1 2 3 4 5 6 7 8 9 10 11 12       B = 3 lanes of 4, the remainder (12) is dropped
+    lane 0  0 1 2 3      segment of 2:  0 1 -> 1 2,  then 2 -> 3
+    lane 1  4 5 6 7                     4 5 -> 5 6,       6 -> 7
+    lane 2  8 9 10 11                   8 9 -> 9 10,     10 -> 11
+
+The first token of a lane is never a target. After its last segment every lane begins again at its start: a new epoch,
+where memory is dropped. A position is the same few numbers for all lanes and ranks, so a run can go on with another
+number of ranks.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_xl.data.segments import Segment, read_segment
+from transformer_xl.data.store import Split
+from transformer_xl.errors import DataError, InputError
+
+SHORTEST_VARIABLE = 5
+LONGEST_VARIABLE_BEYOND = 15
+VARIABLE_DEVIATION = 5.0
+HALF_LENGTH_SHARE = 0.05
+
+
+class SegmentLengths:
+    """Fixed, or drawn as the paper's code draws them: mostly near `segment`, now and then near half of it."""
+
+    def __init__(self, *, segment: int, variable: bool, seed: int) -> None:
+        if segment < 1:
+            raise InputError(f"segment is {segment} and must be at least 1")
+        self.segment = segment
+        self.variable = variable
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+
+    def draw(self) -> int:
+        if not self.variable:
+            return self.segment
+        centre = self.segment / 2 if self._generator.random() < HALF_LENGTH_SHARE else self.segment
+        length = int(self._generator.normal(centre, VARIABLE_DEVIATION))
+        return min(max(length, SHORTEST_VARIABLE), self.segment + LONGEST_VARIABLE_BEYOND)
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._generator.bit_generator.state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._generator.bit_generator.state = state
+
+
+def own_lanes(*, lanes: int, rank: int, world: int) -> range:
+    """The consecutive lanes of one rank."""
+    if lanes < 1:
+        raise InputError(f"lanes is {lanes} and must be at least 1")
+    if not 0 <= rank < world or lanes % world:
+        raise InputError(f"{lanes} lanes cannot be dealt to rank {rank} of {world}: make lanes a multiple of the ranks")
+    share = lanes // world
+    return range(rank * share, (rank + 1) * share)
+
+
+def restored(state: dict[str, Any], *, identity: dict[str, Any]) -> dict[str, Any]:
+    """The state, if it was saved by a reader of the same split in the same lanes."""
+    for name, mine in identity.items():
+        if state.get(name) != mine:
+            raise DataError(f"the saved position is for {name} {state.get(name)}, this reader has {name} {mine}")
+    return state
+
+
+class Lanes:
+    """`lanes` counts all ranks together; `context` tokens of the lane are fed again in front of each segment.
+
+    For sentences the pair `<S>` -> `<S>` is no target, unless `score_boundaries`.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        lanes: int,
+        segment: int,
+        context: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        variable: bool = False,
+        seed: int = 0,
+        score_boundaries: bool = False,
+    ) -> None:
+        own = own_lanes(lanes=lanes, rank=rank, world=world)
+        self.split = split
+        self.lane_length = len(split) // lanes
+        if self.lane_length < 2:
+            raise DataError(f"{split.name} has {len(split):,} tokens, too few for {lanes} lanes; use fewer lanes")
+        if context < 0:
+            raise InputError(f"context is {context} and must not be negative")
+        self.context = context
+        self.score_boundaries = score_boundaries
+        self.epoch = 0
+        self._offset = 0
+        self._lengths = SegmentLengths(segment=segment, variable=variable, seed=seed)
+        self._lane_starts: NDArray[np.int64] = np.arange(own.start, own.stop) * self.lane_length
+        self._identity = {
+            "kind": "lanes",
+            "tokens": len(split),
+            "lanes": lanes,
+            "segment": segment,
+            "variable": variable,
+        }
+
+    @property
+    def at_epoch_start(self) -> bool:
+        return self._offset == 0
+
+    @property
+    def segments_per_epoch(self) -> int | None:
+        """None when lengths vary: then no two epochs need have as many."""
+        return None if self._lengths.variable else -(-(self.lane_length - 1) // self._lengths.segment)
+
+    def next(self) -> Segment:
+        last = self.lane_length - 1
+        length = min(self._lengths.draw(), last - self._offset)
+        context = min(self.context, self._offset)
+        segment = read_segment(
+            self.split,
+            starts=self._lane_starts + self._offset,
+            length=length,
+            context=context,
+            score_boundaries=self.score_boundaries,
+        )
+        self._offset += length
+        if self._offset == last:
+            self._offset = 0
+            self.epoch += 1
+        return segment
+
+    def state(self) -> dict[str, Any]:
+        return {**self._identity, "epoch": self.epoch, "offset": self._offset, "generator": self._lengths.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        state = restored(state, identity=self._identity)
+        self.epoch, self._offset = state["epoch"], state["offset"]
+        self._lengths.restore(state["generator"])

@@ -1,0 +1,292 @@
+"""Makes a store of anybody's own text: files, folders or standard input, any tokenizer, three ways to split."""
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal, get_args
+
+from transformer_xl.data import encoding
+from transformer_xl.data.pieces import (
+    BY_BLANK_LINE,
+    BY_FILE,
+    DocumentRule,
+    Fallback,
+    Part,
+    by_separator,
+    cut_point,
+)
+from transformer_xl.data.prepare import make_store
+from transformer_xl.data.sources import Source, file_or_members, is_tar, kind_of
+from transformer_xl.data.store import Manifest, Store, sentence_mark, smallest_dtype
+from transformer_xl.data.tokenizers import (
+    END_OF_LINE,
+    UNKNOWN,
+    BytePairTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    WordTokenizer,
+)
+from transformer_xl.data.vocabulary import by_falling_frequency
+from transformer_xl.errors import DataError, suggest
+from transformer_xl.progress import progress
+
+Kind = Literal["byte", "char", "word", "bpe"]
+Documents = Literal["file", "blank-line", "separator"]
+SPLITS = ("train", "valid", "test")
+STANDARD_INPUT = "-"
+UNITS = {"byte": "bits_per_byte", "char": "bits_per_character", "word": "perplexity_per_word", "bpe": "bits_per_byte"}
+DEFAULT_BYTE_PAIRS = 8192
+SMALLEST_BYTE_PAIRS = 256
+LINE_SEARCH_BYTES = 1 << 20
+"""How far from its share a split may end so as to end with a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnText:
+    """What to make of a text."""
+
+    tokenizer: Kind = "byte"
+    vocabulary_size: int | None = None
+    """Largest vocabulary, marks included; for word and bpe."""
+    lower: bool = False
+    min_count: int | None = None
+    """Words seen fewer times in train are <unk>; for word."""
+    shares: tuple[float, ...] = (0.9, 0.05, 0.05)
+    split_by: Literal["share", "file"] = "share"
+    documents: Documents = "file"
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokenizer not in get_args(Kind):
+            raise DataError(f"no tokenizer {self.tokenizer}{suggest(self.tokenizer, get_args(Kind))}")
+        if self.vocabulary_size is not None and self.tokenizer not in ("word", "bpe"):
+            raise DataError(f"--vocab-size limits word and bpe; the {self.tokenizer} vocabulary is what the text holds")
+        if self.tokenizer == "bpe" and (self.vocabulary_size or DEFAULT_BYTE_PAIRS) < SMALLEST_BYTE_PAIRS:
+            raise DataError(f"--vocab-size {self.vocabulary_size} is too small for bpe, whose single bytes take 256")
+        if self.tokenizer == "word" and self.vocabulary_size is not None and self.vocabulary_size < 3:
+            raise DataError(f"--vocab-size {self.vocabulary_size} leaves no word beside {END_OF_LINE} and {UNKNOWN}")
+        if self.min_count is not None and (self.tokenizer != "word" or self.min_count < 1):
+            raise DataError(f"--min-count {self.min_count} is for --tokenizer word, and at least 1")
+        if self.lower and self.tokenizer == "byte":
+            raise DataError("--lower needs characters; the byte tokenizer knows none, use char, word or bpe")
+        shares = self.shares
+        if not 1 <= len(shares) <= 3 or any(not 0 < share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
+            raise DataError(f"--split {','.join(map(str, shares))} must be one to three positive shares that make 1")
+        if (self.documents == "separator") != (self.separator is not None):
+            raise DataError("--documents separator and --separator LINE go together")
+        if self.separator is not None and (not self.separator.strip() or "\n" in self.separator):
+            raise DataError(f"--separator {self.separator!r} must be one line that is not blank")
+
+    @property
+    def rule(self) -> DocumentRule:
+        if self.separator is not None:
+            return by_separator(self.separator)
+        return BY_FILE if self.documents == "file" else BY_BLANK_LINE
+
+    @property
+    def fallback(self) -> Fallback:
+        return "word" if self.tokenizer == "word" else "character"
+
+
+def prepare_own_text(
+    paths: Sequence[Path | str], *, out: Path | str, settings: OwnText, standard_input: BinaryIO | None = None
+) -> Store:
+    """One text, split by `settings`. The path `-` is standard input."""
+
+    def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
+        sources = _sources(paths, scratch, standard_input)
+        parts = _by_file(sources, settings) if settings.split_by == "file" else _by_share(sources, settings)
+        return _fill(parts, folder, settings, name=_name(paths))
+
+    return make_store(out, fill)
+
+
+def prepare_given_splits(
+    splits: dict[str, Sequence[Path | str]],
+    *,
+    out: Path | str,
+    settings: OwnText,
+    standard_input: BinaryIO | None = None,
+) -> Store:
+    """Splits the user already has: split -> paths."""
+    if "train" not in splits:
+        raise DataError("--valid and --test need a --train beside them")
+
+    def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
+        parts = {
+            name: [Part(source=source) for source in _sources(splits[name], scratch, standard_input)]
+            for name in SPLITS
+            if name in splits
+        }
+        return _fill(parts, folder, settings, name=_name(splits["train"]))
+
+    return make_store(out, fill)
+
+
+def _name(paths: Sequence[Path | str]) -> str:
+    return "standard input" if paths[0] == STANDARD_INPUT else Path(paths[0]).resolve().name
+
+
+def _sources(paths: Sequence[Path | str], scratch: Path, standard_input: BinaryIO | None) -> list[Source]:
+    sources = [source for path in paths for source in _expand(path, scratch, standard_input)]
+    if not sources:
+        raise DataError(f"{' and '.join(map(str, paths))} holds no text: there is no file that is not hidden")
+    return sources
+
+
+def _expand(path: Path | str, scratch: Path, standard_input: BinaryIO | None) -> Iterator[Source]:
+    if path == STANDARD_INPUT:
+        # Text is read more than once (to count, to encode), which a stream cannot be.
+        kept = scratch / "standard input"
+        with kept.open("wb") as copy:
+            shutil.copyfileobj(standard_input or sys.stdin.buffer, copy)
+        path = kept
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    if not path.is_dir():
+        if path.stat().st_size == 0:
+            raise DataError(f"{'standard input' if path.parent == scratch else path} is empty; give it some text")
+        yield from _texts_of(path)
+        return
+    for file in sorted(path.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.is_file() and not hidden and file.stat().st_size:
+            yield from _texts_of(file)
+
+
+def _texts_of(path: Path) -> list[Source]:
+    # Looked at by name first: whether any compressed file is a .tar inside shows only after decompressing some of it.
+    if (".tar" in path.name or path.suffix in (".tgz", ".tbz2", ".txz")) and is_tar(path):
+        raise DataError(f"{path} is a .tar archive; unpack it and give the folder")
+    return file_or_members(path)
+
+
+def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
+    """Whole files. Which go where depends on their names alone, in an order that has nothing to do with their contents."""
+    names = SPLITS[: len(settings.shares)]
+    if len(sources) < len(names):
+        raise DataError(f"{len(sources)} files cannot be split into {len(names)} by file; use --split-by share")
+    waiting = sorted(sources, key=lambda source: hashlib.sha256(_file_name(source).encode()).hexdigest())
+    total = sum(source.disk_bytes for source in sources)
+    chosen: dict[str, list[Source]] = {name: [] for name in names}
+    for index, (name, share) in reversed(list(enumerate(zip(names, settings.shares, strict=True)))):
+        bytes_so_far = 0
+        # Every split gets a file, and leaves one for each split still to come.
+        while len(waiting) > index and (index == 0 or not chosen[name] or bytes_so_far < share * total):
+            chosen[name].append(waiting.pop(0))
+            bytes_so_far += chosen[name][-1].disk_bytes
+    return {name: [Part(source=source) for source in sources if source in chosen[name]] for name in names}
+
+
+def _file_name(source: Source) -> str:
+    return source.member or source.path.name
+
+
+def _by_share(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
+    """One stretch of the text after the other, each ending with a line wherever one ends nearby."""
+    sizes = [_text_bytes(source) for source in sources]
+    total = sum(sizes)
+    bounds = [0]
+    so_far = 0.0
+    for share in settings.shares[:-1]:
+        so_far += share
+        bounds.append(_end_of_line(sources, sizes, round(so_far * total), settings.fallback))
+    bounds.append(total)
+    names = SPLITS[: len(settings.shares)]
+    return {
+        name: _between(sources, sizes, begin, end)
+        for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True)
+    }
+
+
+def _text_bytes(source: Source) -> int:
+    if source.member is None and kind_of(source.path) == "plain":
+        return source.disk_bytes
+    with progress(f"measuring {source.path.name}", total=source.disk_bytes, unit="bytes") as advance:
+        return sum(map(len, source.pieces(advance=advance)))
+
+
+def _end_of_line(sources: list[Source], sizes: list[int], position: int, fallback: Fallback) -> int:
+    """The end of the last line that ends at or before `position`, in the file `position` lies in."""
+    begin = 0
+    for source, size in zip(sources, sizes, strict=True):
+        if begin <= position < begin + size:
+            start = max(position - begin - LINE_SEARCH_BYTES, 0)
+            with source.open() as stream:
+                stream.seek(start)
+                # One byte more: whether a character ends here shows only in the byte after it.
+                window = stream.read(position - begin - start + 1)
+            return begin + start + cut_point(window, len(window) - 1, fallback)
+        begin += size
+    return position
+
+
+def _between(sources: list[Source], sizes: list[int], begin: int, end: int) -> list[Part]:
+    parts = []
+    here = 0
+    for source, size in zip(sources, sizes, strict=True):
+        start, stop = max(begin - here, 0), min(end - here, size)
+        if start < stop:
+            parts.append(Part(source=source, start=start, stop=stop if stop < size or start else None))
+        here += size
+    return parts
+
+
+def _fill(parts: dict[str, list[Part]], folder: Path, settings: OwnText, *, name: str) -> tuple[Manifest, Tokenizer]:
+    tokenizer = _tokenizer(parts, settings)
+    records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=settings.rule)
+    manifest = Manifest(
+        name=name,
+        rule=_rule(settings),
+        unit=UNITS[settings.tokenizer],
+        tokenizer_kind=tokenizer.kind,
+        vocabulary_size=tokenizer.size,
+        dtype=smallest_dtype(tokenizer.size).name,
+        documents=settings.rule.description,
+        sentence_mark=sentence_mark(tokenizer),
+        splits=records,
+    )
+    return manifest, tokenizer
+
+
+def _tokenizer(parts: dict[str, list[Part]], settings: OwnText) -> Tokenizer:
+    train = parts["train"]
+    if settings.tokenizer == "byte":
+        return ByteTokenizer()
+    if settings.tokenizer == "char":
+        # Of all splits: a character unknown to the tokenizer could not be written down at all.
+        everything = [part for split in parts.values() for part in split]
+        return CharTokenizer(
+            encoding.collect_characters(everything, rule=settings.rule, lower=settings.lower), lower=settings.lower
+        )
+    if settings.tokenizer == "word":
+        counts = encoding.count_words(train, rule=settings.rule, lower=settings.lower, line_marks=True)
+        words = by_falling_frequency(
+            counts,
+            first=(END_OF_LINE, UNKNOWN),
+            min_count=settings.min_count or 1,
+            size=settings.vocabulary_size,
+        )
+        return WordTokenizer(words, lower=settings.lower)
+    return BytePairTokenizer.learn(
+        encoding.texts(train, rule=settings.rule),
+        size=settings.vocabulary_size or DEFAULT_BYTE_PAIRS,
+        lower=settings.lower,
+        show=sys.stderr.isatty(),
+    )
+
+
+def _rule(settings: OwnText) -> str:
+    rules = {
+        "byte": "bytes as they are",
+        "char": "characters as they are",
+        "word": f"words between white space, {END_OF_LINE} after every line; vocabulary of train by falling frequency",
+        "bpe": "byte pairs learned on train",
+    }
+    lower = ", lower-cased" if settings.lower else ""
+    return rules[settings.tokenizer] + lower

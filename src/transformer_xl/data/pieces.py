@@ -1,0 +1,211 @@
+"""How a long text is cut so that it streams and several cores can work on it. Knows bytes and lines, no tokens.
+
+A piece ends at a line's end wherever there is one, and carries a little of the text before and after it, so that whoever
+works on it alone can still see whether a document begins there.
+"""
+
+import os
+import re
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from typing import Any, Literal, TypeVar
+
+from transformer_xl.data.sources import Advance, Source
+from transformer_xl.errors import DataError
+
+PIECE_BYTES = 4 << 20
+MARGIN_BYTES = 4096
+WORTH_MORE_CORES_BYTES = 32 << 20
+"""Below this a second core saves less than it takes to start."""
+
+Input = TypeVar("Input")
+Shared = TypeVar("Shared")
+Result = TypeVar("Result")
+Fallback = Literal["character", "word", "none"]
+"""Where to cut a line longer than a piece: at a character, at a space, or nowhere (then the line is one piece)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A stretch of a source, in bytes of its decompressed text."""
+
+    source: Source
+    start: int = 0
+    stop: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    name: str
+    offset: int
+    """Where it begins in its source."""
+    data: bytes
+    before: bytes = b""
+    after: bytes = b""
+    first: bool = False
+    last: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentRule:
+    """What begins a document. `pattern` ends just before one; `dropped` patterns are marks and not part of the text."""
+
+    description: str
+    at_parts: bool
+    pattern: bytes | None = None
+    dropped: bool = False
+
+    def spans(self, piece: Piece) -> list[tuple[int, int]]:
+        """(stop of the text before, start of the document) for each document beginning in the piece, in order."""
+        spans = [(0, 0)] if piece.first and self.at_parts else []
+        if self.pattern is None:
+            return spans
+        margin = len(piece.before)
+        for match in re.finditer(self.pattern, piece.before + piece.data + piece.after, re.MULTILINE):
+            begin, start = match.start() - margin, match.end() - margin
+            if start < 0 or begin >= len(piece.data) or (start == len(piece.data) and not self.dropped):
+                continue
+            spans.append((max(begin, 0) if self.dropped else start, start))
+        return spans
+
+
+NO_DOCUMENTS = DocumentRule(description="none are marked", at_parts=False)
+BY_FILE = DocumentRule(description="a file's beginning", at_parts=True)
+BY_BLANK_LINE = DocumentRule(
+    description="a file's beginning or the first line after a blank one",
+    at_parts=True,
+    pattern=rb"^[ \t\r]*\n(?=[ \t\r]*[^ \t\r\n])",
+)
+BY_ARTICLE = DocumentRule(description="an article's heading", at_parts=False, pattern=rb"^ \n(?= = [^=\n]+ = \n \n)")
+
+
+def by_separator(line: str) -> DocumentRule:
+    return DocumentRule(
+        description=f"a file's beginning or the line after {line!r}, which is not part of the text",
+        at_parts=True,
+        pattern=b"^" + re.escape(line.encode()) + rb"[ \t\r]*(?:\n|\Z)",
+        dropped=True,
+    )
+
+
+def cut(parts: Iterable[Part], *, fallback: Fallback, advance: Advance | None = None) -> Iterator[Piece]:
+    """The parts one after the other, in pieces."""
+    for part in parts:
+        yield from _cut_part(part, fallback, advance)
+
+
+def _cut_part(part: Part, fallback: Fallback, advance: Advance | None) -> Iterator[Piece]:
+    buffer, before, offset, first = b"", b"", part.start, True
+    for data in _read(part, advance):
+        buffer = buffer + data if buffer else data
+        # The margin stays behind, so that a piece always sees what follows it.
+        while (limit := len(buffer) - MARGIN_BYTES) >= PIECE_BYTES and (end := cut_point(buffer, limit, fallback)):
+            data, buffer = buffer[:end], buffer[end:]
+            after = buffer[:MARGIN_BYTES]
+            yield Piece(name=part.source.name, offset=offset, data=data, before=before, after=after, first=first)
+            before, offset, first = _tail(data), offset + end, False
+    yield Piece(name=part.source.name, offset=offset, data=buffer, before=before, first=first, last=True)
+
+
+def _read(part: Part, advance: Advance | None) -> Iterator[bytes]:
+    if part.start == 0 and part.stop is None:
+        yield from part.source.pieces(advance=advance)
+        return
+    with part.source.open(advance=advance) as stream:
+        stream.seek(part.start)
+        left = part.stop - part.start if part.stop is not None else None
+        while data := stream.read(PIECE_BYTES if left is None else min(left, PIECE_BYTES)):
+            yield data
+            left = None if left is None else left - len(data)
+
+
+def cut_point(buffer: bytes, limit: int, fallback: Fallback) -> int:
+    """The last good place to cut at or before `limit`; 0 when there is none."""
+    if end := buffer.rfind(b"\n", 0, limit) + 1:
+        return end
+    if fallback == "word":
+        return buffer.rfind(b" ", 0, limit) + 1
+    if fallback == "character":
+        # A UTF-8 character has at most three continuation bytes; text that is not UTF-8 may be cut anywhere.
+        return next((end for end in range(limit, max(limit - 4, 0), -1) if buffer[end] & 0xC0 != 0x80), limit)
+    return 0
+
+
+def _tail(data: bytes) -> bytes:
+    """The last line of a piece, whole or, where it is very long, its end."""
+    line = data.rfind(b"\n", 0, len(data) - 1) + 1
+    return data[max(line, len(data) - MARGIN_BYTES) :]
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def workers_for(parts: Sequence[Part]) -> int:
+    return cores() if total_bytes(parts) >= WORTH_MORE_CORES_BYTES else 1
+
+
+def total_bytes(parts: Sequence[Part]) -> int:
+    """Bytes on disk: what reading them all will take, as near as can be known beforehand."""
+    return sum(part.source.disk_bytes for part in parts)
+
+
+def ordered_map(
+    function: Callable[[Shared, Input], Result], items: Iterable[Input], *, shared: Shared, workers: int
+) -> Generator[Result, None, None]:
+    """`function(shared, item)` for each item, results in the order of the items. `shared` goes to each worker once.
+
+    Only a few items are under way at a time: a pool's own map would read the whole text into memory first.
+    """
+    if workers == 1:
+        for item in items:
+            yield function(shared, item)
+        return
+    # Spawned, not forked: forking a process with a live progress bar's thread in it can hang.
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_prepare_worker, initargs=(function, shared)
+    ) as pool:
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(_work, item))
+                if len(waiting) >= 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a worker process was killed, most likely for want of memory; free some and try again"
+            ) from error
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+_worker: tuple[Callable[[Any, Any], Any], Any]
+
+
+def _prepare_worker(function: Callable[[Any, Any], Any], shared: object) -> None:
+    global _worker
+    _worker = (function, shared)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A pool's workers wait for ever for work from a parent that was killed."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(item: object) -> object:
+    function, shared = _worker
+    return function(shared, item)

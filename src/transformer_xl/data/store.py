@@ -1,0 +1,285 @@
+"""Tokens at rest: a folder of plain arrays with a manifest that says what they are. Knows no text and no model.
+
+DIR/manifest.json            what it is, counts and checksums per split, written last
+DIR/tokenizer.json ...       the tokenizer that made it
+DIR/train.tokens.bin         every token, little-endian, smallest integer that fits, memory-mapped
+DIR/train.documents.bin      where documents begin: int64 positions in the tokens
+DIR/train.sentences.bin      where sentences begin, for corpora made of sentences
+"""
+
+import hashlib
+import json
+from copy import copy
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
+from transformer_xl.errors import DataError, suggest
+from transformer_xl.files import digest, write_json
+from transformer_xl.progress import progress
+
+VERSION = 1
+MANIFEST = "manifest.json"
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRecord:
+    name: str
+    tokens: int
+    documents: int
+    bytes: int
+    """Bytes of the original text: the denominator of bits per byte."""
+    characters: int
+    """Bytes that begin a character, which for UTF-8 text is the number of characters."""
+    words: int | None
+    """Words of the original text, without end marks; None where tokens are not words."""
+    files: tuple[FileRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    version: int = VERSION
+    name: str
+    rule: str
+    """How the text was read, in words: belongs under every figure made from this store."""
+    unit: str
+    """What figures are reported in: bits_per_character, bits_per_byte or perplexity_per_word."""
+    tokenizer_kind: str
+    vocabulary_size: int
+    dtype: str
+    """Integers on disk, little-endian."""
+    documents: str
+    """What begins a document, in words."""
+    sentence_mark: int | None = None
+    """The token at both ends of every sentence, for corpora made of sentences; the pair of two is no target by default."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Where the text came from: file -> checksum, and what else is needed to find it again."""
+    splits: tuple[SplitRecord, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Manifest":
+        splits = tuple(
+            SplitRecord(**{**split, "files": tuple(FileRecord(**file) for file in split["files"])})
+            for split in value["splits"]
+        )
+        return cls(**{**{name.name: value[name.name] for name in fields(cls)}, "splits": splits})
+
+
+class Split:
+    """One split of a store. `tokens` and the positions are memory-mapped, read-only."""
+
+    def __init__(self, *, folder: Path, record: SplitRecord, dtype: str, sentence_mark: int | None = None) -> None:
+        self.name = record.name
+        self.record = record
+        self.sentence_mark = sentence_mark
+        self.tokens = _map(folder / f"{record.name}.tokens.bin", np.dtype(dtype).newbyteorder("<"))
+        self.document_starts: Positions = _map(folder / f"{record.name}.documents.bin", np.dtype("<i8"))
+        sentences = folder / f"{record.name}.sentences.bin"
+        self.sentence_starts: Positions = (
+            _map(sentences, np.dtype("<i8")) if sentence_mark is not None else np.zeros(0, dtype=np.int64)
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def first(self, tokens: int) -> "Split":
+        """The beginning of this split, as a split; its bytes and characters are the tokens' share of them."""
+        if tokens >= len(self):
+            return self
+        part = copy(self)
+        part.tokens = self.tokens[:tokens]
+        part.document_starts = self.document_starts[: np.searchsorted(self.document_starts, tokens)]
+        part.sentence_starts = self.sentence_starts[: np.searchsorted(self.sentence_starts, tokens)]
+        share = tokens / len(self)
+        size, characters = round(self.bytes * share), round(self.characters * share)
+        part.record = replace(self.record, tokens=tokens, bytes=size, characters=characters, words=None)
+        return part
+
+    @property
+    def bytes(self) -> int:
+        return self.record.bytes
+
+    @property
+    def characters(self) -> int:
+        return self.record.characters
+
+    @property
+    def words(self) -> int | None:
+        return self.record.words
+
+
+class Store:
+    def __init__(self, *, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(split.name for split in self.manifest.splits)
+
+    def split(self, name: str) -> Split:
+        for record in self.manifest.splits:
+            if record.name == name:
+                mark = self.manifest.sentence_mark
+                return Split(folder=self.folder, record=record, dtype=self.manifest.dtype, sentence_mark=mark)
+        raise DataError(f"{self.folder} has no split {name}{suggest(name, self.splits)}")
+
+
+def open_store(path: Path | str, *, verify: bool = False) -> Store:
+    """Checks that every file is there with its size; `verify` reads them all and checks their checksums too."""
+    folder = Path(path)
+    place = folder / MANIFEST
+    if not place.is_file():
+        raise DataError(
+            f"{folder} holds no data store (there is no {MANIFEST}); make one with: txl prepare NAME --out {folder}"
+        )
+    try:
+        value = json.loads(place.read_bytes())
+        version = value["version"]
+        manifest = Manifest.from_json(value) if version == VERSION else None
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{place} is damaged ({what}); prepare the store again") from error
+    if manifest is None:
+        raise DataError(f"{place} has version {version}, this program reads {VERSION}; prepare the store again")
+    files = [file for split in manifest.splits for file in split.files]
+    for record in files:
+        _check_size(folder / record.name, record)
+    if verify:
+        with progress(f"verifying {folder.name}", total=sum(file.bytes for file in files), unit="bytes") as advance:
+            for record in files:
+                _check_sum(folder / record.name, record)
+                advance(record.bytes)
+    return Store(folder=folder, manifest=manifest)
+
+
+def _check_size(file: Path, record: FileRecord) -> None:
+    if not file.is_file():
+        raise DataError(f"{file} is missing; prepare the store again")
+    if (size := file.stat().st_size) != record.bytes:
+        raise DataError(f"{file} has {size:,} bytes where the manifest says {record.bytes:,}; prepare the store again")
+
+
+def _check_sum(file: Path, record: FileRecord) -> None:
+    if (found := digest(file)) != record.sha256:
+        raise DataError(f"{file} has sha256 {found} where the manifest says {record.sha256}; prepare the store again")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A stretch of one split, ready to be written. Positions count from its first token."""
+
+    tokens: NDArray[Any]
+    document_starts: Positions
+    sentence_starts: Positions
+    bytes: int
+    characters: int
+    words: int | None
+
+
+class SplitWriter:
+    """Writes one split as it comes, keeping counts and checksums, so that no split need fit in memory."""
+
+    def __init__(self, *, folder: Path, name: str, vocabulary: int, sentences: bool = False) -> None:
+        self.name = name
+        self.dtype = smallest_dtype(vocabulary)
+        self._tokens = _File(folder / f"{name}.tokens.bin")
+        self._documents = _File(folder / f"{name}.documents.bin")
+        self._sentences = _File(folder / f"{name}.sentences.bin") if sentences else None
+        self._count = self._document_count = self._bytes = self._characters = 0
+        self._words: int | None = 0
+
+    def append(self, encoded: Encoded) -> None:
+        self._tokens.write(encoded.tokens.astype(self.dtype, copy=False))
+        self._documents.write((encoded.document_starts + self._count).astype("<i8", copy=False))
+        if self._sentences is not None:
+            self._sentences.write((encoded.sentence_starts + self._count).astype("<i8", copy=False))
+        self._count += len(encoded.tokens)
+        self._document_count += len(encoded.document_starts)
+        self._bytes += encoded.bytes
+        self._characters += encoded.characters
+        self._words = None if self._words is None or encoded.words is None else self._words + encoded.words
+
+    def __enter__(self) -> "SplitWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files():
+            file.close()
+
+    def _files(self) -> list["_File"]:
+        return [self._tokens, self._documents, *([self._sentences] if self._sentences else [])]
+
+    def finish(self) -> SplitRecord:
+        if self._count == 0:
+            raise DataError(f"the {self.name} split holds no tokens; give it more text or a larger share")
+        return SplitRecord(
+            name=self.name,
+            tokens=self._count,
+            documents=self._document_count,
+            bytes=self._bytes,
+            characters=self._characters,
+            words=self._words,
+            files=tuple(file.finish() for file in self._files()),
+        )
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] = path.open("wb")
+        self._sha256 = hashlib.sha256()
+        self._size = 0
+
+    def write(self, array: NDArray[Any]) -> None:
+        data = array.tobytes()
+        self._file.write(data)
+        self._sha256.update(data)
+        self._size += len(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def finish(self) -> FileRecord:
+        self.close()
+        return FileRecord(name=self._path.name, bytes=self._size, sha256=self._sha256.hexdigest())
+
+
+def finish_store(folder: Path, *, manifest: Manifest, tokenizer: Tokenizer) -> None:
+    """The manifest is written last: a folder without one is no store."""
+    tokenizer.save(folder)
+    write_json(folder / MANIFEST, manifest.to_json())
+
+
+def sentence_mark(tokenizer: Tokenizer) -> int | None:
+    sentences = isinstance(tokenizer, WordTokenizer) and tokenizer.marks == "sentences"
+    return tokenizer.mark if isinstance(tokenizer, WordTokenizer) and sentences else None
+
+
+def smallest_dtype(vocabulary: int) -> np.dtype[Any]:
+    return next(np.dtype(name) for name in ("u1", "<u2", "<u4") if vocabulary <= np.iinfo(name).max + 1)
+
+
+def _map(path: Path, dtype: np.dtype[Any]) -> Any:
+    # An empty file cannot be memory-mapped.
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype=dtype)

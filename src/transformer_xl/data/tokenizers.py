@@ -1,0 +1,318 @@
+"""Text <-> token numbers. Four kinds behind one interface, saved as JSON and plain text, never as pickle.
+
+byte, char and bpe give back exactly the text they were given; word gives back its words, one space between them.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_xl.errors import DataError, suggest
+from transformer_xl.files import write_json, write_text
+
+Ids = NDArray[np.int64]
+END_OF_LINE = "<eos>"
+UNKNOWN = "<unk>"
+SENTENCE = "<S>"
+SENTENCE_UNKNOWN = "<UNK>"
+DESCRIPTION = "tokenizer.json"
+VOCABULARY = "vocabulary.txt"
+BYTE_PAIRS = "bpe.json"
+
+
+class Tokenizer(ABC):
+    kind: ClassVar[str]
+    size: int
+    lower: bool = False
+    """Text is lower-cased before it is encoded."""
+
+    @abstractmethod
+    def encode(self, text: str | bytes) -> Ids: ...
+
+    @abstractmethod
+    def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes: ...
+
+    @abstractmethod
+    def token(self, id: int) -> str:
+        """A readable name for one token: what a plot or a table shows."""
+
+    @abstractmethod
+    def save(self, folder: Path | str) -> None: ...
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        """The text; where the tokens end inside a character, the broken character is shown as U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def _text(self, text: str | bytes) -> str:
+        decoded = decode_utf8(text, name="the text") if isinstance(text, bytes) else text
+        return decoded.lower() if self.lower else decoded
+
+    def _checked(self, ids: Sequence[int] | Ids) -> Ids:
+        array = np.asarray(ids, dtype=np.int64)
+        if array.size and (array.min() < 0 or array.max() >= self.size):
+            wrong = int(array[(array < 0) | (array >= self.size)][0])
+            raise DataError(f"token {wrong} is outside the vocabulary of {self.size:,}")
+        return array
+
+
+class ByteTokenizer(Tokenizer):
+    """A token is a byte. `values` are the byte values that exist; `dropped` bytes vanish from the text."""
+
+    kind = "byte"
+
+    def __init__(self, values: bytes = bytes(range(256)), *, dropped: bytes = b"") -> None:
+        self.values = np.frombuffer(values, dtype=np.uint8)
+        self.dropped = dropped
+        self.size = len(values)
+        self._id_of = np.full(256, -1, dtype=np.int64)
+        self._id_of[self.values] = np.arange(self.size)
+
+    def encode(self, text: str | bytes) -> Ids:
+        data = np.frombuffer(text if isinstance(text, bytes) else encode_utf8(text), dtype=np.uint8)
+        if self.dropped:
+            data = data[~np.isin(data, np.frombuffer(self.dropped, dtype=np.uint8))]
+        ids = self._id_of[data]
+        if ids.size and ids.min() < 0:
+            offset = int(np.argmax(ids < 0))
+            raise DataError(f"byte {data[offset]:#04x} at offset {offset:,} is not among the {self.size} known values")
+        return ids
+
+    def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
+        return self.values[self._checked(ids)].tobytes()
+
+    def token(self, id: int) -> str:
+        value = int(self.values[id])
+        return {32: "space", 10: "newline", 9: "tab"}.get(value, chr(value) if 32 < value < 127 else f"{value:#04x}")
+
+    def save(self, folder: Path | str) -> None:
+        write_json(
+            Path(folder) / DESCRIPTION,
+            {"kind": self.kind, "values": self.values.tolist(), "dropped": list(self.dropped)},
+        )
+
+    @classmethod
+    def load(cls, folder: Path, description: dict[str, Any]) -> "ByteTokenizer":
+        return cls(bytes(description["values"]), dropped=bytes(description["dropped"]))
+
+
+class CharTokenizer(Tokenizer):
+    """A token is a Unicode character."""
+
+    kind = "char"
+
+    def __init__(self, characters: str, *, lower: bool = False) -> None:
+        self.characters = characters
+        self.lower = lower
+        self.size = len(characters)
+        codes = code_points(characters)
+        self._id_of = np.full(int(codes.max(initial=0)) + 1, -1, dtype=np.int64)
+        self._id_of[codes] = np.arange(self.size)
+
+    def encode(self, text: str | bytes) -> Ids:
+        text = self._text(text)
+        codes = code_points(text)
+        ids = self._id_of[np.minimum(codes, len(self._id_of) - 1)]
+        ids[codes >= len(self._id_of)] = -1
+        if ids.size and ids.min() < 0:
+            offset = int(np.argmax(ids < 0))
+            raise DataError(
+                f"character {text[offset]!r} at offset {offset:,} is not among the {self.size:,} known characters"
+            )
+        return ids
+
+    def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
+        return encode_utf8("".join(map(self.characters.__getitem__, self._checked(ids).tolist())))
+
+    def token(self, id: int) -> str:
+        character = self.characters[id]
+        return {" ": "space", "\n": "newline", "\t": "tab"}.get(
+            character, character if character.isprintable() else f"U+{ord(character):04X}"
+        )
+
+    def save(self, folder: Path | str) -> None:
+        write_json(
+            Path(folder) / DESCRIPTION,
+            {"kind": self.kind, "code_points": list(map(ord, self.characters)), "lower": self.lower},
+        )
+
+    @classmethod
+    def load(cls, folder: Path, description: dict[str, Any]) -> "CharTokenizer":
+        return cls("".join(map(chr, description["code_points"])), lower=description["lower"])
+
+
+class WordTokenizer(Tokenizer):
+    """A token is a word between white space.
+
+    `marks` "lines": `<eos>` for every newline. "sentences": each line is `<S> words <S>`; an unfinished last line, such as
+    a prompt, has only its first `<S>`. A word outside the vocabulary is `unknown`, and an error where there is no such word.
+    """
+
+    kind = "word"
+
+    def __init__(
+        self, words: Iterable[str], *, marks: Literal["lines", "sentences"] = "lines", lower: bool = False
+    ) -> None:
+        self.words = list(words)
+        self.marks: Literal["lines", "sentences"] = marks
+        self.lower = lower
+        self.size = len(self.words)
+        self._id_of = {word: id for id, word in enumerate(self.words)}
+        self.unknown = self._id_of.get(UNKNOWN if marks == "lines" else SENTENCE_UNKNOWN)
+        mark = END_OF_LINE if marks == "lines" else SENTENCE
+        if mark not in self._id_of:
+            raise DataError(f"the vocabulary of {self.size:,} words has no {mark}; add it as its first line")
+        self.mark = self._id_of[mark]
+
+    def encode(self, text: str | bytes) -> Ids:
+        marked = self._text(text)
+        if self.marks == "lines":
+            marked = marked.replace("\n", f" {END_OF_LINE} ")
+        else:
+            *finished, last = marked.split("\n")
+            marked = "".join(f"{SENTENCE} {line} {SENTENCE} " for line in finished if line.strip())
+            marked += f"{SENTENCE} {last}" if last.strip() else ""
+        words = marked.split()
+        if self.unknown is None:
+            try:
+                return np.fromiter(map(self._id_of.__getitem__, words), dtype=np.int64, count=len(words))
+            except KeyError as error:
+                raise DataError(
+                    f"the word {error.args[0]!r} is not in the vocabulary, which has no {UNKNOWN}"
+                ) from None
+        known, unknown = self._id_of.get, self.unknown
+        return np.fromiter((known(word, unknown) for word in words), dtype=np.int64, count=len(words))
+
+    def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
+        marks_until_newline = 1 if self.marks == "lines" else 2
+        lines: list[list[str]] = [[]]
+        marks = 0
+        for id in self._checked(ids).tolist():
+            if id != self.mark:
+                lines[-1].append(self.words[id])
+                continue
+            marks += 1
+            if marks % marks_until_newline == 0:
+                lines.append([])
+        return encode_utf8("\n".join(map(" ".join, lines)))
+
+    def token(self, id: int) -> str:
+        return self.words[id]
+
+    def save(self, folder: Path | str) -> None:
+        write_text(Path(folder) / VOCABULARY, "".join(f"{word}\n" for word in self.words))
+        write_json(
+            Path(folder) / DESCRIPTION,
+            {"kind": self.kind, "marks": self.marks, "lower": self.lower, "words": VOCABULARY},
+        )
+
+    @classmethod
+    def load(cls, folder: Path, description: dict[str, Any]) -> "WordTokenizer":
+        text = (folder / VOCABULARY).read_bytes().decode("utf-8")
+        return cls(text.split("\n")[:-1], marks=description["marks"], lower=description["lower"])
+
+
+class BytePairTokenizer(Tokenizer):
+    """A token is a frequent run of bytes, learned from text. Every text has an encoding: single bytes are tokens too."""
+
+    kind = "bpe"
+
+    def __init__(self, pairs: Any, *, lower: bool = False) -> None:
+        self._pairs = pairs  # tokenizers.Tokenizer
+        self.lower = lower
+        self.size = int(pairs.get_vocab_size())
+        self._bytes_of = [bytes(map(_BYTE_OF.__getitem__, pairs.id_to_token(id))) for id in range(self.size)]
+
+    @classmethod
+    def learn(cls, texts: Iterator[str], *, size: int, lower: bool, show: bool) -> "BytePairTokenizer":
+        from tokenizers import Tokenizer as Pairs
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+
+        pairs = Pairs(models.BPE())
+        pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        pairs.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, initial_alphabet=sorted(_BYTE_OF), show_progress=show, special_tokens=[]
+        )
+        pairs.train_from_iterator((text.lower() if lower else text for text in texts), trainer=trainer)
+        return cls(pairs, lower=lower)
+
+    def encode(self, text: str | bytes) -> Ids:
+        encode_utf8(text := self._text(text))
+        return np.asarray(self._pairs.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
+        return b"".join(map(self._bytes_of.__getitem__, self._checked(ids).tolist()))
+
+    def token(self, id: int) -> str:
+        return repr(self._bytes_of[id].decode("utf-8", errors="replace"))[1:-1]
+
+    def save(self, folder: Path | str) -> None:
+        write_text(Path(folder) / BYTE_PAIRS, self._pairs.to_str(pretty=False))
+        write_json(Path(folder) / DESCRIPTION, {"kind": self.kind, "lower": self.lower, "pairs": BYTE_PAIRS})
+
+    @classmethod
+    def load(cls, folder: Path, description: dict[str, Any]) -> "BytePairTokenizer":
+        from tokenizers import Tokenizer as Pairs
+
+        return cls(Pairs.from_str((folder / BYTE_PAIRS).read_bytes().decode("utf-8")), lower=description["lower"])
+
+
+KINDS: dict[str, type[ByteTokenizer] | type[CharTokenizer] | type[WordTokenizer] | type[BytePairTokenizer]] = {
+    kind.kind: kind for kind in (ByteTokenizer, CharTokenizer, WordTokenizer, BytePairTokenizer)
+}
+
+
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    path = Path(folder) / DESCRIPTION
+    try:
+        description = json.loads(path.read_bytes())
+        kind = description["kind"]
+        if kind not in KINDS:
+            raise DataError(f"{path}: no tokenizer {kind!r}{suggest(str(kind), KINDS)}")
+        return KINDS[kind].load(Path(folder), description)
+    except FileNotFoundError as error:
+        raise DataError(f"{error.filename} does not exist: {folder} holds no tokenizer") from error
+    except DataError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception
+        raise DataError(f"{path} is no tokenizer of ours: {type(error).__name__}: {error}") from error
+
+
+def decode_utf8(data: bytes, *, name: str, offset: int = 0) -> str:
+    """Text, or an error naming the place where it stops being UTF-8; `offset` is where `data` begins in `name`."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name} is not UTF-8 at byte {offset + error.start:,} ({data[error.start]:#04x}); "
+            f"convert it, or use --tokenizer byte"
+        ) from None
+
+
+def encode_utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start:,}, "
+            f"which no UTF-8 can hold"
+        ) from None
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+
+
+def _byte_characters() -> dict[str, int]:
+    """The character that stands for each byte inside `tokenizers`: itself where printable, else the next from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in printable]
+    return {chr(value): value for value in printable} | {chr(256 + n): value for n, value in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()

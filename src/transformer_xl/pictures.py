@@ -1,0 +1,34 @@
+"""Pictures as files. matplotlib is an extra, and is imported only when something is drawn."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.errors import InputError
+from transformer_xl.files import atomic_file
+
+ENDINGS = (".png", ".svg", ".pdf")
+
+
+def can_draw() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+@contextmanager
+def picture(path: Path, *, title: str) -> Iterator[Any]:
+    """Axes to draw on; the file appears when the block ends without an error."""
+    if path.suffix not in ENDINGS:
+        raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
+    if not can_draw():
+        raise InputError("pictures need matplotlib; install it with: pip install 'transformer-xl[viz]'")
+    from matplotlib.figure import Figure  # not pyplot: no state that outlives the picture, no screen asked for
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    yield axes
+    axes.set_title(title)
+    axes.grid(True, which="major", alpha=0.3)
+    with atomic_file(path) as file:
+        figure.savefig(file, dpi=140, format=path.suffix[1:])

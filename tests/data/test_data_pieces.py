@@ -1,0 +1,141 @@
+"""Cutting: however small the pieces, the tokens and documents are those of the whole text."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_helpers import patient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.data import pieces
+from transformer_xl.data.encoding import encode_piece
+from transformer_xl.data.pieces import (
+    BY_ARTICLE,
+    BY_BLANK_LINE,
+    BY_FILE,
+    NO_DOCUMENTS,
+    Part,
+    by_separator,
+    cut,
+    ordered_map,
+)
+from transformer_xl.data.sources import Source
+from transformer_xl.data.tokenizers import ByteTokenizer, WordTokenizer
+from transformer_xl.errors import DataError
+
+LINES = st.lists(st.sampled_from(["", " ", "a", "b c", "é日", "%%", " = T = ", "%% x", "\t", "long " * 9]), max_size=40)
+RULES = [NO_DOCUMENTS, BY_FILE, BY_BLANK_LINE, BY_ARTICLE, by_separator("%%")]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("pieces") / "text"
+
+
+def encoded(file, tokenizer, rule, fallback):
+    tokens, starts, count = [], [], 0
+    for piece in cut([Part(source=Source(path=file))], fallback=fallback):
+        part = encode_piece((tokenizer, rule), piece)
+        tokens += part.tokens.tolist()
+        starts += (part.document_starts + count).tolist()
+        count += len(part.tokens)
+    return tokens, starts
+
+
+@patient
+@given(lines=LINES, rule=st.sampled_from(RULES), ended=st.booleans(), size=st.integers(1, 40))
+def test_small_pieces_give_what_the_whole_gives(file, lines, rule, ended, size):
+    file.write_text("\n".join(lines) + ("\n" if ended else ""), encoding="utf-8")
+    words = WordTokenizer(["<eos>", "<unk>", "a", "b", "%%"])
+    for tokenizer, fallback in ((ByteTokenizer(), "character"), (words, "word")):
+        whole = encoded(file, tokenizer, rule, fallback)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pieces, "PIECE_BYTES", size)
+            patch.setattr(pieces, "MARGIN_BYTES", 64)
+            assert encoded(file, tokenizer, rule, fallback) == whole
+
+
+@patient
+@given(lines=LINES)
+def test_documents_begin_where_the_rule_says(file, lines):
+    text = "".join(f"{line}\n" for line in lines)
+    file.write_text(text, encoding="utf-8")
+    data = text.encode()
+
+    tokens, starts = encoded(file, ByteTokenizer(), BY_FILE, "character")
+    assert bytes(tokens) == data
+    assert starts == ([0] if data else [])
+
+    _, starts = encoded(file, ByteTokenizer(), BY_BLANK_LINE, "character")
+    blank, expected, here = False, {0} if data else set(), 0
+    for line in data.split(b"\n")[:-1]:
+        if blank and line.strip():
+            expected.add(here)
+        blank, here = not line.strip(), here + len(line) + 1
+    assert starts == sorted(expected)
+
+    tokens, starts = encoded(file, ByteTokenizer(), by_separator("%%"), "character")
+    documents = re.split(rb"(?m)^%%[ \t\r]*\n", data)
+    assert bytes(tokens) == b"".join(documents)
+    begins = np.cumsum([0, *map(len, documents)])[:-1]
+    assert starts == sorted({int(begin) for begin in begins if begin < len(tokens)})
+
+
+def test_a_range_of_a_source_is_read_alone(tmp_path):
+    file = tmp_path / "text"
+    file.write_bytes(bytes(range(100)))
+    (piece,) = cut([Part(source=Source(path=file), start=10, stop=20)], fallback="character")
+    assert (piece.data, piece.offset, piece.first, piece.last) == (bytes(range(10, 20)), 10, True, True)
+
+
+def test_several_workers_keep_the_order():
+    assert list(ordered_map(divmod, range(1, 40), shared=1000, workers=2)) == [divmod(1000, n) for n in range(1, 40)]
+
+
+def kill_own_process(shared: object, item: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
+def test_a_killed_worker_is_said_in_one_sentence():
+    with pytest.raises(DataError, match="worker process was killed"):
+        list(ordered_map(kill_own_process, range(9), shared=None, workers=2))
+
+
+PARENT = """
+import os, sys
+from transformer_xl.data.pieces import ordered_map
+def show(shared, item):
+    return os.getpid()
+if __name__ == "__main__":
+    for pid in ordered_map(show, iter(int, 1), shared=None, workers=2):
+        print(pid, flush=True)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked up in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_workers_go_when_their_parent_does(tmp_path, how):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        workers = {int(parent.stdout.readline()) for _ in range(200)}
+        parent.send_signal(how)
+        parent.communicate()
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        time.sleep(0.02)  # the suite's time limit ends this if they stay
+    assert parent.returncode != 0
+
+
+def test_a_worker_that_fails_says_so():
+    with pytest.raises(ZeroDivisionError):
+        list(ordered_map(divmod, [1, 0, *[5] * 30], shared=1, workers=2))
