@@ -77,6 +77,10 @@ class Memory:
         valid_B = self.valid_B.index_fill(0, index, self.length if self.starts_full else 0)
         return replace(self, layers=layers, valid_B=valid_B)
 
+    def limited(self, valid_B: Tensor) -> "Memory":
+        """No lane remembers more than `valid_B` of its newest positions, as when a document began so many tokens ago."""
+        return replace(self, valid_B=torch.minimum(self.valid_B, valid_B.clamp(min=0)))
+
     def select(self, lanes: Sequence[int]) -> "Memory":
         """These lanes, in this order; a lane named twice is forked."""
         self._check_lanes(lanes)
@@ -85,7 +89,7 @@ class Memory:
             self, layers=tuple(layer[index.to(layer.device)] for layer in self.layers), valid_B=self.valid_B[index]
         )
 
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Memory":
+    def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> "Memory":
         return replace(self, layers=tuple(layer.to(device=device, dtype=dtype) for layer in self.layers))
 
     def tensors(self) -> dict[str, Tensor]:

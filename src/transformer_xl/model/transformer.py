@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
@@ -49,12 +50,44 @@ class Layer(nn.Module):
         hidden_BTS: Tensor,
         attend: Callable[..., Tensor],
     ) -> Tensor:
-        pre, T = self.config.norm != "post", hidden_BTD.shape[1]
+        T = hidden_BTD.shape[1]
         source_BSD = torch.cat([memory_BMD, hidden_BTD], dim=1) if memory_BMD.shape[1] else hidden_BTD
-        if pre:
-            source_BSD = self.attention_norm(source_BSD)
-        asking_BTD = source_BSD[:, -T:] if self.config.norm == "pre" else hidden_BTD
-        mixed_BTD = self._attention(asking_BTD, source_BSD, distances, hidden_BTS, attend)
+        prepared_BSD = self.prepared(source_BSD)
+        key_BHSK, value_BHSK = self.keys_and_values(prepared_BSD)
+        return self.answer(hidden_BTD, prepared_BSD[:, -T:], key_BHSK, value_BHSK, distances, hidden_BTS, attend)
+
+    def prepared(self, hidden_BTD: Tensor) -> Tensor:
+        """What keys and values are made of: the layer's input, normalised where the norm comes first. It knows no neighbours, so it can be kept."""
+        return hidden_BTD if self.config.norm == "post" else self.attention_norm(hidden_BTD)
+
+    def keys_and_values(self, prepared_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        B, S, H, K = *prepared_BSD.shape[:2], self.config.n_head, self.config.d_head
+        key_BHSK, value_BHSK = self.key_value(prepared_BSD).view(B, S, 2, H, K).permute(2, 0, 3, 1, 4)
+        return key_BHSK, value_BHSK
+
+    def answer(
+        self,
+        hidden_BTD: Tensor,
+        prepared_BTD: Tensor,
+        key_BHSK: Tensor,
+        value_BHSK: Tensor,
+        distances: Distances,
+        hidden_BTS: Tensor,
+        attend: Callable[..., Tensor],
+    ) -> Tensor:
+        """The layer's output for a segment, given the keys and values of all that it may see."""
+        B, T, H, K = *hidden_BTD.shape[:2], self.config.n_head, self.config.d_head
+        pre = self.config.norm != "post"
+        asking_BTD = prepared_BTD if self.config.norm == "pre" else hidden_BTD
+        mixed_BHTK = attend(
+            self.query(asking_BTD).view(B, T, H, K).transpose(1, 2),
+            key_BHSK,
+            value_BHSK,
+            distances=distances,
+            hidden_BTS=hidden_BTS,
+            dropout=lambda probability_BHTS: self.dropout["attention"](probability_BHTS, 2),
+        )
+        mixed_BTD = self.attention_output(mixed_BHTK.transpose(1, 2).reshape(B, T, H * K))
         hidden_BTD = hidden_BTD + self.dropout["attention_output"](mixed_BTD, 1)
         if not pre:
             hidden_BTD = self.attention_norm(hidden_BTD)
@@ -62,29 +95,6 @@ class Layer(nn.Module):
         outer_BTD = self.outer(self.dropout["inner"](inner_BTF, 1))
         hidden_BTD = hidden_BTD + self.dropout["feed_forward"](outer_BTD, 1)
         return hidden_BTD if pre else self.feed_forward_norm(hidden_BTD)
-
-    def _attention(
-        self,
-        asking_BTD: Tensor,
-        source_BSD: Tensor,
-        distances: Distances,
-        hidden_BTS: Tensor,
-        attend: Callable[..., Tensor],
-    ) -> Tensor:
-        B, T, H, K = *asking_BTD.shape[:2], self.config.n_head, self.config.d_head
-        S = source_BSD.shape[1]
-        query_BHTK = self.query(asking_BTD).view(B, T, H, K).transpose(1, 2)
-        key_BHSK, value_BHSK = self.key_value(source_BSD).view(B, S, 2, H, K).permute(2, 0, 3, 1, 4)
-        mixed_BHTK = attend(
-            query_BHTK,
-            key_BHSK,
-            value_BHSK,
-            distances=distances,
-            hidden_BTS=hidden_BTS,
-            dropout=lambda probability_BHTS: self.dropout["attention"](probability_BHTS, 2),
-        )
-        output: Tensor = self.attention_output(mixed_BHTK.transpose(1, 2).reshape(B, T, H * K))
-        return output
 
 
 class TransformerXL(nn.Module):
@@ -95,6 +105,8 @@ class TransformerXL(nn.Module):
         self.config = config
         self.attend: Callable[..., Tensor] = attend
         """Which attention runs; `reference.reference_attend` gives the same answer slowly."""
+        self.recompute = False
+        """Activation checkpointing: the backward pass computes each layer again instead of keeping what is inside it."""
         self.vocabulary = Vocabulary(config)
         self.encoding = build_encoding(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
@@ -165,7 +177,11 @@ class TransformerXL(nn.Module):
         for number, layer in enumerate(self.layers):
             inputs.append(hidden_BTD)
             hidden_BTD = self.encoding.enter(hidden_BTD, layer=number)
-            hidden_BTD = layer(hidden_BTD, memory.layers[number], distances[number], hidden_BTS, self.attend)
+            arguments = (hidden_BTD, memory.layers[number], distances[number], hidden_BTS, self.attend)
+            if self.recompute and torch.is_grad_enabled():
+                hidden_BTD = checkpoint(layer, *arguments, use_reentrant=False)
+            else:
+                hidden_BTD = layer(*arguments)
             intermediate.append(hidden_BTD)
         if self.final_norm is not None:
             hidden_BTD = self.final_norm(hidden_BTD)
