@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from transformer_xl.cli import main
+from transformer_xl.cli import demo, main
 
 
 def test_help_never_loads_torch():
@@ -25,11 +25,26 @@ def test_unknown_command_is_one_sentence(capsys):
     assert "trian" in error
 
 
-def test_demo_shows_memory_at_work(capsys):
-    assert main(["demo"]) == 0
-    assert "with memory" in capsys.readouterr().out
+def test_demo_goes_from_nothing_to_text(tmp_path, capsys, monkeypatch):
+    """The whole demo, only shorter; its figures at full length are in docs/experiments.md."""
+    monkeypatch.setattr(demo, "TEST_TOKENS", 3000)
+    monkeypatch.setattr(demo, "FEWEST_STEPS", 4)
+    words = ["demo", "--run", str(tmp_path / "demo"), "--minutes", "0.001"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "order-5 Witten-Bell n-gram" in shown
+    assert "this model with memory 128" in shown
+    assert shown.count("  txl ") == 3
+    assert (tmp_path / "demo" / "figures" / "loss.png").exists()
+    assert (tmp_path / "demo" / "figures" / "sweep-test.png").exists()
+    assert main(words) == 0  # a finished demo is shown again, not trained again
+    assert main(["demo", "--minutes", "0"]) == 2
 
 
 def test_wrong_options_are_one_sentence(capsys):
     assert main(["presets", "--jsn"]) == 2
-    assert capsys.readouterr().err == "txl: unrecognized arguments: --jsn; see: txl presets --help\n"
+    assert capsys.readouterr().err == "txl: no option --jsn; did you mean --json?\n"
+    assert main(["presets", "--quantum"]) == 2
+    assert capsys.readouterr().err == "txl: no option --quantum; see: txl presets --help\n"
+    assert main(["presets", "more"]) == 2
+    assert capsys.readouterr().err == "txl: more is one word too many; see: txl presets --help\n"

@@ -35,9 +35,8 @@ def test_counts_equal_the_published_models(as_json):
 
 def test_every_preset_says_where_it_comes_from(as_json):
     for preset in as_json:
-        assert preset["provenance"] in ("script", "author", "derived")
-        assert preset["paper_result"]
-        assert preset["table"].startswith("Table")
+        assert preset["provenance"] in ("script", "author", "derived", "own")
+        assert bool(preset["paper_result"]) == preset["table"].startswith("Table") == (preset["provenance"] != "own")
 
 
 def test_the_table_shows_every_preset(capsys):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
     from transformer_xl.errors import TransformerXLError
+    from transformer_xl.library import Loaded, load
     from transformer_xl.model import Memory, Output, TransformerXL
     from transformer_xl.presets import find_preset
 
@@ -21,6 +22,8 @@ _HOMES = {
     "RunConfig": "config",
     "TrainingConfig": "config",
     "TransformerXLError": "errors",
+    "Loaded": "library",
+    "load": "library",
     "Memory": "model",
     "Output": "model",
     "TransformerXL": "model",
@@ -29,6 +32,7 @@ _HOMES = {
 
 __all__ = [
     "EvaluationConfig",
+    "Loaded",
     "Memory",
     "ModelConfig",
     "Output",
@@ -37,6 +41,7 @@ __all__ = [
     "TransformerXL",
     "TransformerXLError",
     "find_preset",
+    "load",
 ]
 
 

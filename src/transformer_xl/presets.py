@@ -1,7 +1,7 @@
 """Every model of the paper as data: sizes, training and evaluation lengths, the paper's own figure, and where each number comes from.
 
 A variant is a difference from another. "script": read from the authors' released script. "author": told by an author. "derived": chosen to fit
-the parameter count the paper states, where the authors published nothing more.
+the parameter count the paper states, where the authors published nothing more. "own": not in the paper; small models for two CPU cores.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class Preset:
     paper_parameters: str
     paper_result: str
     """With its unit; test set."""
-    provenance: Literal["script", "author", "derived"]
+    provenance: Literal["script", "author", "derived", "own"]
     note: str
     run: RunConfig
 
@@ -138,6 +138,61 @@ _ptb = RunConfig(
         average_from=170_250,
     ),
     evaluation=EvaluationConfig(segment=10, memory=130),
+)
+
+
+_demo = RunConfig(
+    model=ModelConfig(vocabulary=256, n_layer=4, d_model=192, n_head=6, d_head=32, d_inner=768, memory=128),
+    training=TrainingConfig(
+        segment=128,
+        lanes=16,
+        steps=700,
+        learning_rate=3e-3,
+        warm_up=50,
+        schedule_rule="tensorflow",
+        validate_every=0,
+        validation_tokens=50_000,
+        save_every=200,
+        log_every=10,
+    ),
+    evaluation=EvaluationConfig(segment=128, memory=128),
+)
+_tiny_byte = RunConfig(
+    model=replace(_demo.model, vocabulary=205),
+    training=replace(
+        _demo.training, steps=3100, validate_every=620, validation_tokens=200_000, save_every=620, log_every=25
+    ),
+    evaluation=EvaluationConfig(segment=128, memory=128),
+)
+_tiny_word = RunConfig(
+    model=ModelConfig(
+        vocabulary=10_000,
+        n_layer=3,
+        d_model=256,
+        n_head=4,
+        d_head=64,
+        d_inner=512,
+        memory=64,
+        norm="pre",
+        final_norm=True,
+        cutoffs=(2_000, 5_000),
+        dropout=0.2,
+        embedding_dropout=0.1,
+        init_std=0.05,
+    ),
+    training=TrainingConfig(
+        segment=64,
+        lanes=8,
+        steps=9000,
+        learning_rate=1.5e-3,
+        embedding_rate_factor=3.0,
+        warm_up=200,
+        schedule_rule="tensorflow",
+        validate_every=1800,
+        save_every=1800,
+        log_every=50,
+    ),
+    evaluation=EvaluationConfig(segment=64, memory=64),
 )
 
 
@@ -282,6 +337,36 @@ PRESETS: tuple[Preset, ...] = (
         provenance="derived",
         note="recipe of a public log of the authors' later code, whose 16 layers have no W_kR, u, v; 14 of the paper's own layers give the count",
         run=_ptb,
+    ),
+    Preset(
+        name="demo",
+        corpus="python",
+        table="",
+        paper_parameters="",
+        paper_result="",
+        provenance="own",
+        note="what txl demo trains, in minutes",
+        run=_demo,
+    ),
+    Preset(
+        name="tiny-byte",
+        corpus="enwik8",
+        table="",
+        paper_parameters="",
+        paper_result="",
+        provenance="own",
+        note="bytes of anything, twenty minutes on two cores; docs/experiments.md has its figures",
+        run=_tiny_byte,
+    ),
+    Preset(
+        name="tiny-word",
+        corpus="ptb",
+        table="",
+        paper_parameters="",
+        paper_result="",
+        provenance="own",
+        note="words, twenty minutes on two cores; docs/experiments.md has its figures",
+        run=_tiny_word,
     ),
 )
 

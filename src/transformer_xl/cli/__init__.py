@@ -14,10 +14,13 @@ from typing import NoReturn
 from transformer_xl.errors import TransformerXLError, suggest
 
 COMMANDS = {
-    "demo": "see it work, from nothing",
+    "demo": "see it work, start to end: data, training, evaluation, text",
     "prepare": "make a data store from a known corpus or your own text",
     "data": "show what a data store holds",
     "presets": "the models of the paper: sizes, lengths, results, provenance",
+    "train": "train a model; run it again to go on",
+    "evaluate": "how good a model is, and by which rule",
+    "generate": "text out of a model",
 }
 
 

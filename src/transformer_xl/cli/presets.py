@@ -1,6 +1,7 @@
-"""The models of the paper: exact parameter counts, training and evaluation lengths, the paper's figures, and where each number comes from.
+"""The models of the paper, and a few for small machines: exact parameter counts, training and evaluation lengths, the paper's figures, and where each number comes from.
 
-provenance: script (the authors' released script), author (told by an author), derived (fitted to the paper's count)."""
+provenance: script (the authors' released script), author (told by an author), derived (fitted to the paper's count),
+own (not in the paper: small models for two CPU cores)."""
 
 import argparse
 import json
@@ -61,7 +62,7 @@ def print_table(counts: dict[str, int]) -> None:
             f"{counts[preset.name]:,}",
             f"{training.segment}/{model.memory}",
             f"{evaluation.segment}/{evaluation.memory}/{evaluation.clamp_len or '-'}",
-            f"{preset.paper_parameters}, {preset.paper_result}",
+            f"{preset.paper_parameters}, {preset.paper_result}" if preset.table else "-",
             preset.provenance,
         )
     # Not a terminal: as wide as the table needs, so that nothing is cut where it is piped.

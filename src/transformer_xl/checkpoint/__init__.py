@@ -1,0 +1,25 @@
+"""A trained model at rest, and the one door through which everybody else gets it."""
+
+from transformer_xl.checkpoint.folder import (
+    About,
+    Checkpoint,
+    TrainingState,
+    load_checkpoint,
+    read_training_state,
+    same_tokenizer,
+    verify,
+    write_checkpoint,
+)
+from transformer_xl.checkpoint.run_folder import RunFolder
+
+__all__ = [
+    "About",
+    "Checkpoint",
+    "RunFolder",
+    "TrainingState",
+    "load_checkpoint",
+    "read_training_state",
+    "same_tokenizer",
+    "verify",
+    "write_checkpoint",
+]

@@ -1,0 +1,207 @@
+"""A trained model at rest: one folder <-> model + tokenizer + configuration, and what exact resuming needs. Safetensors and JSON only.
+
+    step-00001000/
+      config.json           the resolved configuration
+      about.json            corpus, unit and rule of its figures, step, validation
+      model.safetensors     the weights to use (averaged, where the run averages)
+      tokenizer/
+      training.safetensors  optimiser, averages, memory, random states  } only where training goes on
+      training.json         counters, lane positions, schedule          }
+      checksums.json        of all the above
+
+A checkpoint appears whole or not at all (`files.atomic_folder`), and is read only when every checksum is right.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from transformer_xl.checkpoint.run_folder import RunFolder
+from transformer_xl.config import RunConfig
+from transformer_xl.config.fields import read
+from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
+from transformer_xl.errors import CheckpointError, TransformerXLError
+from transformer_xl.files import atomic_folder, digest, write_json
+from transformer_xl.model import TransformerXL
+
+CHECKSUMS = "checksums.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a reader of figures must know of the model."""
+
+    corpus: str
+    rule: str
+    """How the corpus was read."""
+    unit: str
+    """bits_per_character, bits_per_byte or perplexity_per_word."""
+    data: str
+    """Where the store lay."""
+    step: int
+    validation_nats: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """What exact resuming needs beside the weights to use: tensors, and everything else as JSON."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Checkpoint:
+    folder: Path
+    config: RunConfig
+    about: About
+    model: TransformerXL
+    tokenizer: Tokenizer
+    run: RunFolder | None = field(default=None)
+    """The run it belongs to, where results about it are written."""
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    config: RunConfig,
+    about: About,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    training: TrainingState | None = None,
+) -> None:
+    with atomic_folder(folder) as temporary:
+        write_json(temporary / "config.json", asdict(config))
+        write_json(temporary / "about.json", asdict(about))
+        save_file(
+            {name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary / "model.safetensors"
+        )
+        (temporary / "tokenizer").mkdir()
+        tokenizer.save(temporary / "tokenizer")
+        if training is not None:
+            save_file(training.tensors, temporary / "training.safetensors")
+            write_json(temporary / "training.json", training.values)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        (temporary / CHECKSUMS).write_text(
+            _canonical({str(path.relative_to(temporary)): digest(path) for path in files})
+        )
+
+
+def verify(folder: Path) -> None:
+    """Every file is there, none is added, each has its checksum; otherwise a CheckpointError that names the first that is not so."""
+    way_out = "use an older checkpoint of the run, or a copy"
+    try:
+        text = (folder / CHECKSUMS).read_text()
+        checksums = json.loads(text)
+        if not isinstance(checksums, dict) or text != _canonical(checksums):
+            raise ValueError
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} is no checkpoint (there is no {CHECKSUMS}); name a run or one of its checkpoints"
+        ) from None
+    except ValueError:
+        raise CheckpointError(f"{folder / CHECKSUMS} is damaged; {way_out}") from None
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {CHECKSUMS}
+    for name in sorted(checksums.keys() | present):
+        if name not in present:
+            raise CheckpointError(f"{folder / name} is missing; {way_out}")
+        if name not in checksums:
+            raise CheckpointError(f"{folder / name} does not belong to this checkpoint; remove it")
+        if digest(folder / name) != checksums[name]:
+            raise CheckpointError(f"{folder / name} is damaged (its checksum is another); {way_out}")
+
+
+def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> Checkpoint:
+    """From a run (its best checkpoint, else its newest) or from a checkpoint's own folder. Ready for evaluation."""
+    path = Path(path)
+    is_checkpoint = (path / CHECKSUMS).is_file()
+    folder = path if is_checkpoint else RunFolder(path).chosen_checkpoint()
+    verify(folder)
+    config = read_config(folder / "config.json")
+    model = load_model(folder / "model.safetensors", config=config).to(device).eval()
+    run = RunFolder(folder.parents[1]) if folder.parent.name == "checkpoints" else None
+    return Checkpoint(
+        folder=folder,
+        config=config,
+        about=About(**_read_json(folder / "about.json")),
+        model=model,
+        tokenizer=load_tokenizer(folder / "tokenizer"),
+        run=run,
+    )
+
+
+def read_config(path: Path) -> RunConfig:
+    try:
+        return read(RunConfig, _read_json(path), name="")
+    except CheckpointError:
+        raise
+    except TransformerXLError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def load_model(path: Path, *, config: RunConfig) -> TransformerXL:
+    """The model of `config` with the weights of a file, which must hold exactly its tensors, in its shapes."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            layers = sum(name.startswith("layers.") and name.endswith(".query.weight") for name in file.keys())  # noqa: SIM118
+        if layers != config.model.n_layer:  # before building: a wrong number could ask for a million layers
+            raise CheckpointError(f"{path} has {layers} layers where config.json says {config.model.n_layer}")
+        weights = load_file(path)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); it is damaged or no safetensors file") from None
+    with torch.device("meta"):
+        model = TransformerXL(config.model)
+    expected = model.state_dict()
+    for name in sorted(expected.keys() | weights.keys()):
+        if name not in weights:
+            raise CheckpointError(f"{path} lacks the tensor {name} that config.json asks for")
+        if name not in expected:
+            raise CheckpointError(f"{path} has a tensor {name} that config.json does not know")
+        if weights[name].shape != expected[name].shape:
+            raise CheckpointError(
+                f"{path}: {name} has shape {list(weights[name].shape)} where config.json asks for {list(expected[name].shape)}"
+            )
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
+def read_training_state(folder: Path) -> TrainingState:
+    if not (folder / "training.json").is_file():
+        raise CheckpointError(f"{folder} has weights but no training state; it can be used, but not resumed")
+    try:
+        return TrainingState(
+            tensors=load_file(folder / "training.safetensors"), values=_read_json(folder / "training.json")
+        )
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder / 'training.safetensors'} cannot be read ({error})") from None
+
+
+def same_tokenizer(folder: Path, store: Path) -> bool:
+    """Whether the checkpoint's tokenizer is the store's, to the byte."""
+    files = [path for path in (folder / "tokenizer").iterdir() if path.is_file()]
+    return all(
+        (store / path.name).is_file() and path.read_bytes() == (store / path.name).read_bytes() for path in files
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no table of fields")
+    return value
+
+
+def _canonical(checksums: dict[str, str]) -> str:
+    return json.dumps(checksums, indent=2, sort_keys=True) + "\n"

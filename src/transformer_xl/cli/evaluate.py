@@ -1,0 +1,180 @@
+"""How good a model is on a split, with the rule that made the figure. Results land in RUN/evaluations.
+
+    txl evaluate runs/first
+    txl evaluate runs/first --memory 512 --clamp 400 --same-length
+    txl evaluate runs/first --sweep 0,64,128,256,512        (the paper's attention-length study: table and plot)
+    txl evaluate runs/vanilla --sliding                     (a full window for each predicted token)
+
+Rules: exact (default) scores every token after the first once, in full context, whatever the number of lanes; paper is the original's own
+ten columns, each starting cold, the remainder dropped."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_xl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformer_xl.config import EvaluationConfig
+    from transformer_xl.data.store import Split
+    from transformer_xl.evaluation.evaluate import Losses
+    from transformer_xl.evaluation.rules import Rule, RuleName
+    from transformer_xl.library import Loaded
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    parser.add_argument("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
+    parser.add_argument("--split", default="test", help="train, valid or test (default)")
+    parser.add_argument("--segment", metavar="T", type=int, help="tokens read at once")
+    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered")
+    parser.add_argument("--clamp", metavar="C", type=int, help="distances beyond C look alike; 0: never")
+    parser.add_argument("--same-length", action="store_true", default=None, help="every token sees as many keys")
+    parser.add_argument(
+        "--lanes", metavar="B", type=int, help="parallel streams; the exact figure does not depend on it"
+    )
+    parser.add_argument("--rule", choices=("exact", "paper"), default="exact", help="how the figure is made")
+    parser.add_argument("--tokens", metavar="N", type=int, help="only the first N tokens of the split")
+    parser.add_argument("--sweep", metavar="M,M,...", help="evaluate with each of these memories")
+    parser.add_argument("--sliding", action="store_true", help="vanilla evaluation, for models without memory")
+    parser.add_argument(
+        "--per-token", metavar="FILE", help="write each token's loss in nats, in order, as a .npy array"
+    )
+    parser.add_argument(
+        "--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from transformer_xl.library import load
+
+    memories = sweep_lengths(arguments.sweep)
+    if arguments.sweep and (arguments.per_token or arguments.sliding):
+        raise ConfigError("--sweep evaluates many times; it goes with neither --per-token nor --sliding")
+    if arguments.per_token and not Path(arguments.per_token).parent.is_dir():
+        raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
+    loaded = load(arguments.run, device=arguments.device)
+    asked = {
+        "segment": arguments.segment,
+        "memory": arguments.memory,
+        "clamp_len": arguments.clamp,
+        "same_length": arguments.same_length,
+    }
+    lengths = replace(loaded.config.evaluation, **{name: value for name, value in asked.items() if value is not None})
+    return sweep(arguments, loaded, lengths, memories) if memories else single(arguments, loaded, lengths)
+
+
+def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig") -> int:
+    import time
+
+    from transformer_xl.evaluation import UNIT_NAMES, figures, score_split
+    from transformer_xl.progress import progress
+
+    split = chosen_split(arguments, loaded)
+    name: RuleName = "sliding" if arguments.sliding else arguments.rule
+    rule = rule_of(arguments, loaded, lengths, name=name, tokens=len(split))
+    started_at = time.perf_counter()
+    with progress(f"evaluating {arguments.split}", total=len(split) - 1, unit="tokens") as advance:
+        losses = score_split(loaded.model, split, rule=rule, advance=advance)
+    found = figures(losses, split=split, rule=rule, seconds=time.perf_counter() - started_at)
+    if arguments.per_token:
+        write_losses(Path(arguments.per_token), losses)
+    result = {**header(arguments, loaded), **found.as_json()}
+    record(loaded, result, name=f"{arguments.split}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}")
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+    else:
+        unit = loaded.checkpoint.about.unit
+        print(f"{UNIT_NAMES[unit]}: {found.value(unit):.4f}")
+        print(
+            f"loss {found.loss_nats:.5f} nats, {found.bits_per_token:.4f} bits per token, {found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.2f}"
+        )
+        print(
+            f"{found.tokens:,} tokens of {loaded.checkpoint.about.corpus} {arguments.split} ({loaded.checkpoint.about.rule})"
+        )
+        print(f"rule {rule.sentence()}")
+        print(f"{found.tokens / found.seconds:,.0f} tokens/s")
+    return 0
+
+
+def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig", memories: list[int]) -> int:
+    from transformer_xl.evaluation import evaluate
+    from transformer_xl.evaluation.sweep import draw_sweep, sweep_table
+    from transformer_xl.progress import progress
+
+    split, unit = chosen_split(arguments, loaded), loaded.checkpoint.about.unit
+    trained = loaded.config.model.memory
+    results = []
+    with progress("sweeping", total=len(memories), unit="memories") as done:
+        for memory in memories:
+            lengths_here = replace(lengths, memory=memory, same_length=lengths.same_length and memory > 0)
+            rule = rule_of(arguments, loaded, lengths_here, name=arguments.rule, tokens=len(split))
+            with progress(f"memory {memory}", total=len(split) - 1, unit="tokens") as advance:
+                results.append(evaluate(loaded.model, split, rule=rule, advance=advance))
+            done(1)
+    result = {**header(arguments, loaded), "sweep": [found.as_json() for found in results]}
+    record(loaded, result, name=f"{arguments.split}-sweep")
+    if loaded.checkpoint.run is not None:
+        path = loaded.checkpoint.run.made("figures") / f"sweep-{arguments.split}.png"
+        title = f"{loaded.checkpoint.run.path.name} on {loaded.checkpoint.about.corpus} {arguments.split}"
+        if draw_sweep(results, path, unit=unit, trained=trained, title=title) and not arguments.json:
+            print(f"plot: {path}")
+    print(json.dumps(result, indent=2) if arguments.json else sweep_table(results, unit=unit, trained=trained))
+    return 0
+
+
+def rule_of(
+    arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig", *, name: "RuleName", tokens: int
+) -> "Rule":
+    from transformer_xl.evaluation import make_rule
+
+    options = {"lanes": arguments.lanes, "score_boundaries": arguments.score_boundaries}
+    return make_rule(loaded.model, lengths, name=name, tokens=tokens, **options)
+
+
+def sweep_lengths(text: str | None) -> list[int]:
+    try:
+        lengths = [int(word) for word in text.split(",")] if text else []
+    except ValueError:
+        raise ConfigError(f"--sweep: {text!r} is no list of lengths; write them as 0,128,256") from None
+    if any(length < 0 for length in lengths):
+        raise ConfigError(f"--sweep: {min(lengths)} is negative; a memory has 0 or more positions")
+    return lengths
+
+
+def chosen_split(arguments: argparse.Namespace, loaded: "Loaded") -> "Split":
+    split = loaded.store(arguments.data).split(arguments.split)
+    return split if arguments.tokens is None else split.first(arguments.tokens)
+
+
+def header(arguments: argparse.Namespace, loaded: "Loaded") -> dict[str, object]:
+    about = loaded.checkpoint.about
+    return {
+        "checkpoint": str(loaded.checkpoint.folder),
+        "step": about.step,
+        "corpus": about.corpus,
+        "corpus_rule": about.rule,
+        "split": arguments.split,
+        "unit": about.unit,
+    }
+
+
+def record(loaded: "Loaded", result: dict[str, object], *, name: str) -> None:
+    from transformer_xl.files import write_json
+
+    if loaded.checkpoint.run is not None:
+        write_json(loaded.checkpoint.run.made("evaluations") / f"{name}.json", result)
+
+
+def write_losses(path: Path, losses: "Losses") -> None:
+    """Scored tokens only, in order."""
+    import numpy as np
+
+    from transformer_xl.files import atomic_file
+
+    with atomic_file(path) as file:
+        np.save(file, losses[~np.isnan(losses)])

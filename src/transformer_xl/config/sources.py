@@ -1,0 +1,83 @@
+"""From where a configuration is read: a preset's name, a JSON or TOML file, dotted words. The later ones win."""
+
+import ast
+import inspect
+import json
+import textwrap
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.config.fields import override, read
+from transformer_xl.config.run import RunConfig
+from transformer_xl.errors import ConfigError
+
+LARGEST_FILE = 1 << 20
+
+
+def read_file(path: Path | str) -> dict[str, Any]:
+    """The fields that a .json or .toml file sets; it need not set all."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise ConfigError(
+                f"{path} has {path.stat().st_size:,} bytes, too many for a configuration; at most {LARGEST_FILE:,}"
+            )
+        text = path.read_text(encoding="utf-8")
+        value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no file {path}; give a preset's name (txl presets) or a .json or .toml file"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not {'TOML' if path.suffix == '.toml' else 'JSON'} ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds no table of fields")
+    return value
+
+
+def resolve(base: RunConfig | None, *, vocabulary: int, files: list[Path], words: Mapping[str, str]) -> RunConfig:
+    """`base` with the vocabulary of the data, changed by each file in turn, then by dotted words."""
+    value = _merged({} if base is None else asdict(base), {"model": {"vocabulary": vocabulary}})
+    for path in files:
+        value = _merged(value, read_file(path))
+    return override(read(RunConfig, value, name=""), words)
+
+
+def options(kind: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every dotted field with its default and its explanation, for a command's --help."""
+    hints, explanations = typing.get_type_hints(kind), _explanations(kind)
+    for field in fields(kind):
+        name = f"{prefix}{field.name}"
+        if is_dataclass(hints[field.name]):
+            yield from options(hints[field.name], f"{name}.")
+        else:
+            choices = (
+                typing.get_args(hints[field.name]) if typing.get_origin(hints[field.name]) is typing.Literal else ()
+            )
+            yield name, "|".join(map(str, choices)), explanations.get(field.name, "")
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _explanations(kind: type) -> dict[str, str]:
+    """The sentence under each field, which Python itself does not keep."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        described = (
+            isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        )
+        if described:
+            found[field.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
+    return found

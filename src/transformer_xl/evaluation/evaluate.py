@@ -1,0 +1,183 @@
+"""How good a model is on a split: losses per token in corpus order, and the figures made from them with the rule that made them."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from transformer_xl.config import EvaluationConfig
+from transformer_xl.data.evaluation_stream import EvaluationStream, paper_evaluation
+from transformer_xl.data.segments import Segment
+from transformer_xl.data.store import Split
+from transformer_xl.errors import ConfigError, DataError, InputError
+from transformer_xl.evaluation.rules import PAPER_LANES, Rule, RuleName, lanes_for, warm_up_tokens
+from transformer_xl.inference import Engine
+from transformer_xl.model import TransformerXL
+from transformer_xl.progress import Advance
+
+Losses = NDArray[np.float32]
+SLIDING_TOKENS_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What came out, in every unit; `rule` says how."""
+
+    tokens: int
+    loss_nats: float
+    bits_per_token: float
+    perplexity: float
+    bits_per_byte: float
+    seconds: float
+    rule: Rule
+
+    def value(self, unit: str) -> float:
+        """In the corpus's own unit."""
+        if unit == "perplexity_per_word":
+            return self.perplexity
+        return self.bits_per_byte if unit == "bits_per_byte" else self.bits_per_token
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("tokens", "loss_nats", "bits_per_token", "perplexity", "bits_per_byte", "seconds")
+        return {name: getattr(self, name) for name in names} | {
+            "rule": vars(self.rule),
+            "rule_in_words": self.rule.sentence(),
+        }
+
+
+UNIT_NAMES = {
+    "perplexity_per_word": "perplexity",
+    "bits_per_character": "bits per character",
+    "bits_per_byte": "bits per byte",
+}
+
+
+def make_rule(
+    model: TransformerXL,
+    lengths: EvaluationConfig,
+    *,
+    name: RuleName = "exact",
+    tokens: int,
+    lanes: int | None = None,
+    score_boundaries: bool = False,
+) -> Rule:
+    """The rule these lengths make for this model; the number of lanes is chosen where none is asked for."""
+    config = replace(model.config, memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length)
+    if lanes is None:
+        lanes = PAPER_LANES if name == "paper" else lanes_for(config, tokens=tokens, segment=lengths.segment)
+    if name == "sliding" and lengths.memory:
+        raise ConfigError(
+            f"evaluation.memory: {lengths.memory} with sliding windows, which keep none; set it to 0 (--memory 0)"
+        )
+    return Rule(
+        name=name,
+        segment=lengths.segment,
+        memory=lengths.memory,
+        clamp_len=lengths.clamp_len,
+        same_length=lengths.same_length,
+        lanes=lanes,
+        score_boundaries=score_boundaries,
+    )
+
+
+def score_split(model: TransformerXL, split: Split, *, rule: Rule, advance: Advance | None = None) -> Losses:
+    """Each token's loss in nats at its place in the split; NaN where the rule scores none (the first token, a dropped remainder)."""
+    losses = np.full(len(split), np.nan, dtype=np.float32)
+    with using_lengths(model, rule), torch.inference_mode():
+        if rule.name == "sliding":
+            _score_windows(model, split, losses, window=rule.segment, advance=advance)
+        else:
+            _score_segments(model, _stream(model, split, rule), losses, advance=advance)
+    return losses
+
+
+def figures(losses: Losses, *, split: Split, rule: Rule, seconds: float) -> Figures:
+    scored = losses[~np.isnan(losses)]
+    if not len(scored):
+        raise DataError(f"{split.name} has {len(split)} tokens and none could be scored; evaluate on a longer text")
+    mean = float(scored.mean(dtype=np.float64))
+    bits = mean / math.log(2)
+    return Figures(
+        tokens=len(scored),
+        loss_nats=mean,
+        bits_per_token=bits,
+        perplexity=math.exp(min(mean, 700.0)),
+        bits_per_byte=bits
+        * len(split)
+        / split.bytes,  # the scored tokens' share of the text is taken to be their share of the tokens
+        seconds=seconds,
+        rule=rule,
+    )
+
+
+def evaluate(model: TransformerXL, split: Split, *, rule: Rule, advance: Advance | None = None) -> Figures:
+    started_at = time.perf_counter()
+    losses = score_split(model, split, rule=rule, advance=advance)
+    return figures(losses, split=split, rule=rule, seconds=time.perf_counter() - started_at)
+
+
+@contextmanager
+def using_lengths(model: TransformerXL, rule: Rule) -> Iterator[None]:
+    """The model with the rule's lengths, in evaluation mode; as it was, afterwards."""
+    config, training = model.config, model.training
+    try:
+        model.set_lengths(memory=rule.memory, clamp_len=rule.clamp_len, same_length=rule.same_length)
+        model.eval()
+        yield
+    finally:
+        model.set_lengths(memory=config.memory, clamp_len=config.clamp_len, same_length=config.same_length)
+        model.train(training)
+
+
+def _stream(model: TransformerXL, split: Split, rule: Rule) -> Any:
+    if rule.name == "paper":
+        return paper_evaluation(split, lanes=rule.lanes, segment=rule.segment, score_boundaries=rule.score_boundaries)
+    warm_up = warm_up_tokens(model.config, segment=rule.segment)
+    return EvaluationStream(
+        split, lanes=rule.lanes, segment=rule.segment, warm_up=warm_up, score_boundaries=rule.score_boundaries
+    )
+
+
+def _score_segments(model: TransformerXL, stream: Any, losses: Losses, *, advance: Advance | None) -> None:
+    device = model.vocabulary.bias_V.device
+    engine: Engine | None = None
+    segment: Segment
+    for segment in stream:
+        tokens_BT = torch.from_numpy(segment.tokens).to(device)
+        targets_BT = torch.from_numpy(segment.targets).to(device)
+        if model.config.memory:
+            engine = engine or Engine(model, lanes=len(tokens_BT), sight="segment")
+            loss_BT = model.vocabulary.loss(engine.read(tokens_BT), targets_BT)
+        else:
+            loss_BT = model(tokens_BT, targets_BT=targets_BT).loss_BT
+        scored = segment.positions >= 0
+        losses[segment.positions[scored]] = loss_BT.float().cpu().numpy()[scored]
+        if advance:
+            advance(int(scored.sum()))
+
+
+def _score_windows(model: TransformerXL, split: Split, losses: Losses, *, window: int, advance: Advance | None) -> None:
+    """The vanilla model's evaluation: the window moves by one token and is computed anew for each prediction."""
+    device = model.vocabulary.bias_V.device
+    tokens = torch.from_numpy(np.asarray(split.tokens, dtype=np.int64)).to(device)
+    if len(tokens) < 2:
+        raise InputError(f"{split.name} has {len(tokens)} tokens: there is nothing to predict")
+    first = tokens[: min(window, len(tokens) - 1) + 1][None]
+    losses[1 : first.shape[1]] = model(first[:, :-1], targets_BT=first[:, 1:]).loss_BT[0].float().cpu().numpy()
+    windows_PW = tokens.unfold(0, window + 1, 1)[1:] if len(tokens) > window + 1 else tokens.new_zeros(0, window + 1)
+    at_once = max(1, SLIDING_TOKENS_AT_ONCE // window)
+    if advance:
+        advance(first.shape[1] - 1)
+    for start in range(0, len(windows_PW), at_once):
+        some_PW = windows_PW[start : start + at_once]
+        loss_P1 = model(some_PW[:, :-1], targets_BT=some_PW[:, -1:]).loss_BT
+        places = start + window + 1 + np.arange(len(some_PW))
+        losses[places] = loss_P1[:, 0].float().cpu().numpy()
+        if advance:
+            advance(len(some_PW))

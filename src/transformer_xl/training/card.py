@@ -1,0 +1,49 @@
+"""The model card: README.md in the run's folder, with its figures and the exact command that made it."""
+
+import math
+
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.data.store import Store
+from transformer_xl.evaluation import UNIT_NAMES
+from transformer_xl.files import write_text
+from transformer_xl.training.recording import peak_memory_mb, read_metrics
+from transformer_xl.training.session import Session
+
+
+def write_card(run: RunFolder, *, session: Session, store: Store, command: str) -> None:
+    model, training, manifest = session.config.model, session.config.training, store.manifest
+    parameters = sum(parameter.numel() for parameter in session.model.parameters())
+    facts = [
+        ("data", f"{manifest.name} ({manifest.rule})"),
+        ("tokenizer", f"{manifest.tokenizer_kind}, {manifest.vocabulary_size:,} tokens"),
+        ("parameters", f"{parameters:,}"),
+        (
+            "shape",
+            f"{model.n_layer} layers, {model.d_model} wide, {model.n_head} heads of {model.d_head}, inner {model.d_inner}",
+        ),
+        ("memory / segment", f"{model.memory} / {training.segment}"),
+        ("steps", f"{session.step:,} of {training.steps:,}, {session.tokens:,} tokens scored"),
+        (
+            "time in steps",
+            f"{session.seconds / 60:.1f} minutes, {session.tokens / max(session.seconds, 1e-9):,.0f} tokens/s",
+        ),
+        ("peak memory", f"{peak_memory_mb():,.0f} MB"),
+        ("updates skipped", f"{session.skipped}"),
+    ]
+    validations = [line for line in read_metrics(run.metrics) if line["kind"] == "validation"]
+    if validations:
+        last = validations[-1]
+        value = last["bits_per_byte"] if manifest.unit == "bits_per_byte" else last["loss_nats"] / math.log(2)
+        value = math.exp(last["loss_nats"]) if manifest.unit == "perplexity_per_word" else value
+        facts.append(
+            (
+                f"valid {UNIT_NAMES[manifest.unit]}",
+                f"{value:.4f} at step {last['step']:,} (exact rule, lengths of training)",
+            )
+        )
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    write_text(
+        run.card,
+        f"# {run.path.name}\n\nA Transformer-XL language model.\n\n| | |\n|---|---|\n{rows}\n\nMade by:\n\n```bash\n{command}\n```\n\n"
+        f"![loss](figures/loss.png)\n\nUse it:\n\n```bash\ntxl evaluate {run.path}\ntxl generate {run.path} --tokens 500\n```\n",
+    )

@@ -1,0 +1,69 @@
+"""The borders of a training process: one trainer to a run, and a stop that is asked for, not suffered."""
+
+import fcntl
+import os
+import signal as signals
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.errors import CheckpointError
+from transformer_xl.progress import Advance
+
+
+@contextmanager
+def only_trainer(run: RunFolder) -> Iterator[None]:
+    """Holds the run's lock. The system lets go of it when the process dies, however it dies."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    with run.lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise CheckpointError(
+                f"{run.path} is being trained by process {owner}; wait for it, stop it, or choose another --run"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+class StopAsked(Exception):
+    """Ends a long inner loop when the process was asked to stop."""
+
+
+class StopRequest:
+    """Which signal asked this process to stop, once one has."""
+
+    signal: signals.Signals | None = None
+
+    def interrupting(self, advance: Advance) -> Advance:
+        """`advance`, made to raise StopAsked once a stop was asked for."""
+
+        def advance_or_stop(amount: float = 1, *, note: str | None = None) -> None:
+            if self.signal:
+                raise StopAsked
+            advance(amount, note=note)
+
+        return advance_or_stop
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """SIGTERM and Ctrl-C become a request that the loop honours after its step; a second Ctrl-C stops at once."""
+    request = StopRequest()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if request.signal is not None and number == signals.SIGINT:
+            raise KeyboardInterrupt
+        request.signal = signals.Signals(number)
+
+    before = {number: signals.signal(number, ask) for number in (signals.SIGTERM, signals.SIGINT)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signals.signal(number, handler)

@@ -1,0 +1,105 @@
+"""How weights move: optimiser, learning rate, clipping, averages. Knows no data."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from transformer_xl.config import TrainingConfig
+
+EMBEDDINGS = ("vocabulary.tables.", "vocabulary.output_tables.")
+PLATEAU_FACTOR = 0.5
+
+
+def build_optimiser(model: nn.Module, training: TrainingConfig) -> Optimizer:
+    """Two groups: everybody, and the embeddings with their own factor on the rate."""
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [parameter for name, parameter in named if not name.startswith(EMBEDDINGS)], "factor": 1.0},
+        {
+            "params": [parameter for name, parameter in named if name.startswith(EMBEDDINGS)],
+            "factor": training.embedding_rate_factor,
+        },
+    ]
+    rate, decay = training.learning_rate, training.weight_decay
+    match training.optimiser:
+        case "adam":
+            return torch.optim.Adam(groups, lr=rate, weight_decay=decay, fused=True)
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=rate, weight_decay=decay, fused=True)
+        case "sgd":
+            return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=training.momentum, fused=True)
+
+
+def set_rate(optimiser: Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["factor"]
+
+
+def learning_rate(training: TrainingConfig, *, update: int) -> float:
+    """The rate of the update after `update` earlier ones, before plateau's and the segment's factor.
+
+    The two published rules differ at the start: pytorch sets the rate after each step, so its very first update uses the full rate.
+    """
+    peak, warm_up = training.learning_rate, training.warm_up
+    if training.schedule_rule == "pytorch" and update == 0:
+        return peak
+    if update < warm_up:
+        return peak * update / warm_up
+    match training.schedule:
+        case "constant" | "plateau":
+            return peak
+        case "inverse_square_root":
+            return peak * math.sqrt(warm_up / update)
+        case "cosine":
+            if training.schedule_rule == "pytorch":
+                share = update / training.steps
+            else:
+                share = (update - warm_up) / max(1, training.steps - warm_up)
+            return peak * (training.floor + (1 - training.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
+
+
+def gradient_norm(model: nn.Module, *, clip: float) -> float:
+    """The norm of all gradients together, which are scaled down to `clip` where it is larger. Not finite where any of them is not."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if clip and bool(torch.isfinite(norm)):
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
+    return float(norm)
+
+
+class Average:
+    """A second set of weights that follows the first: exponentially, or as the plain mean since a step (the PTB recipe)."""
+
+    def __init__(self, training: TrainingConfig) -> None:
+        self.training = training
+        self.count = 0
+        self.weights: dict[str, Tensor] = {}
+
+    def update(self, model: nn.Module, *, step: int) -> None:
+        """After update number `step`."""
+        if self.training.average == "none" or step <= self.training.average_from:
+            return
+        self.count += 1
+        share = 1 / self.count if self.training.average == "uniform" else 1 - self.training.average_decay
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name in self.weights:
+                    self.weights[name].lerp_(parameter, share)
+                else:
+                    self.weights[name] = parameter.detach().clone()
+
+    @contextmanager
+    def in_place(self, model: nn.Module) -> Iterator[None]:
+        """The model with the averaged weights, where there are any yet; as it was, afterwards."""
+        own = {name: parameter.data for name, parameter in model.named_parameters()} if self.weights else {}
+        try:
+            for name, parameter in model.named_parameters():
+                parameter.data = self.weights.get(name, parameter.data)
+            yield
+        finally:
+            for name, parameter in model.named_parameters():
+                parameter.data = own.get(name, parameter.data)

@@ -1,0 +1,73 @@
+"""What a run leaves for people and programs to read: metrics.jsonl, TensorBoard events, the live line."""
+
+import contextlib
+import json
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformer_xl import __version__
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.files import write_json, write_text
+
+
+class Metrics:
+    """metrics.jsonl, one JSON object a line, and the same as TensorBoard events where tensorboard is installed."""
+
+    def __init__(self, run: RunFolder, *, from_step: int) -> None:
+        self.path = run.metrics
+        # Lines of steps that a resumed run will take again are dropped: each step stands there once.
+        kept = [line for line in read_metrics(run.metrics) if line["step"] <= from_step]
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._events: Any = None
+        with contextlib.suppress(ImportError):
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._events = SummaryWriter(str(run.tensorboard), purge_step=from_step + 1)
+
+    def write(self, kind: str, *, step: int, **values: float) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        if self._events is not None:
+            for name, value in values.items():
+                self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines that are whole; a killed run may leave half a line at the end."""
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
+def write_environment(run: RunFolder, *, command: str) -> None:
+    """On what, and by which words, this run was made."""
+    import numpy
+    import torch
+
+    facts = {
+        "command": command,
+        "transformer_xl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+    write_json(run.environment, facts)
+
+
+def peak_memory_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3

@@ -1,0 +1,88 @@
+"""Where a run begins: from nothing, or exactly where it stopped."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from transformer_xl.checkpoint import RunFolder, read_training_state, same_tokenizer, verify
+from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
+from transformer_xl.config import RunConfig
+from transformer_xl.data.store import Store
+from transformer_xl.errors import CheckpointError
+from transformer_xl.files import write_json
+from transformer_xl.progress import say
+from transformer_xl.training.session import Session
+
+MUST_STAY = (
+    "segment",
+    "context",
+    "variable_segments",
+    "lanes",
+    "accumulation",
+    "optimiser",
+    "average",
+    "average_from",
+    "seed",
+)
+"""Fields of `training`, beside all of `model`, that what is saved was made by. The others may change when a run goes on, and it is said."""
+
+
+def start_or_resume(run: RunFolder, config: RunConfig, *, store: Store, resume: str, device: torch.device) -> Session:
+    """`resume`: "auto" goes on where the run stopped, if it has begun; "false" refuses if it has; else the checkpoint to go on from."""
+    session = Session.fresh(config, store=store, device=device)
+    checkpoint = None
+    if resume == "false":
+        if run.steps():
+            raise CheckpointError(f"{run.path} already holds a run; go on with --resume auto, or choose another --run")
+    elif resume == "auto":
+        checkpoint = newest_sound_checkpoint(run)
+    else:
+        path = Path(resume)
+        checkpoint = path if (path / CHECKSUMS).is_file() else newest_sound_checkpoint(RunFolder(path))
+        if checkpoint is None:
+            raise CheckpointError(f"{resume} holds no checkpoint to go on from; name a run or one of its checkpoints")
+        verify(checkpoint)
+    if checkpoint is not None:
+        check_same_run(read_config(checkpoint / "config.json"), config, checkpoint)
+        if not same_tokenizer(checkpoint, store.folder):
+            raise CheckpointError(
+                f"{store.folder} has another vocabulary than {checkpoint} was trained on; give the data it began with"
+            )
+        session.restore(read_training_state(checkpoint), weights=load_file(checkpoint / "model.safetensors"))
+        say(f"going on from step {session.step} ({checkpoint})")
+    write_json(run.config, asdict(config))
+    return session
+
+
+def newest_sound_checkpoint(run: RunFolder) -> Path | None:
+    """The newest that is whole. A damaged one is named and passed over; if all are damaged, that is an error, not a new start."""
+    steps = run.steps()
+    for step in reversed(steps):
+        try:
+            verify(run.checkpoint_at(step))
+            return run.checkpoint_at(step)
+        except CheckpointError as error:
+            say(f"passing over a checkpoint: {error}")
+    if steps:
+        raise CheckpointError(f"no checkpoint of {run.path} is whole; restore one from a copy, or start another --run")
+    return None
+
+
+def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path) -> None:
+    then, here = asdict(before), asdict(now)
+    changed = [
+        (f"{part}.{name}", then[part][name], here[part][name])
+        for part in ("model", "training")
+        for name in then[part]
+        if then[part][name] != here[part][name]
+    ]
+    shown = {name: f"{name} {old} -> {new}" for name, old, new in changed}
+    fixed = [text for name, text in shown.items() if name.startswith("model.") or name.split(".")[1] in MUST_STAY]
+    if fixed:
+        raise CheckpointError(
+            f"{checkpoint} was made with another configuration ({', '.join(fixed[:3])}); choose another --run"
+        )
+    if changed:
+        say(f"going on with changes: {', '.join(shown.values())}")

@@ -1,0 +1,90 @@
+"""One update: gradients over the micro-batches, each with its own lanes and memory, then clip and step. Nothing that is not finite gets in."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_xl.config import TrainingConfig
+from transformer_xl.data.segments import Segment
+from transformer_xl.model import NOT_A_TARGET, Memory, Output
+from transformer_xl.training.optimisation import gradient_norm, learning_rate, set_rate
+from transformer_xl.training.session import Session
+
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    nats: float
+    """Summed over the scored tokens."""
+    tokens: int
+    norm: float
+    rate: float
+    taken: bool
+    """False where something was not finite and the weights stayed as they were."""
+
+
+def take_step(session: Session, segment: Segment) -> Update:
+    training, model, optimiser = session.config.training, session.model, session.optimiser
+    fed, scored = segment.tokens.shape[1], segment.targets.shape[1]
+    tokens = int((segment.targets != NOT_A_TARGET).sum())
+    rate = learning_rate(training, update=session.step) * session.rate_scale
+    if training.rate_by_segment_length:
+        rate *= scored / training.segment
+    set_rate(optimiser, rate)
+
+    optimiser.zero_grad(set_to_none=True)
+    nats = 0.0
+    memories: list[Memory | None] = []
+    for part, rows in enumerate(np.array_split(np.arange(len(segment.tokens)), training.accumulation)):
+        starts_BT = segment.document_starts[rows]
+        memory = session.memories[part]
+        if memory is not None and training.reset_memory_at_documents:
+            memory = memory.reset(np.flatnonzero(starts_BT[:, 0]).tolist())
+        with torch.autocast(
+            session.device.type, dtype=PRECISIONS.get(training.precision), enabled=training.precision in PRECISIONS
+        ):
+            output = model(
+                torch.from_numpy(segment.tokens[rows]).to(session.device),
+                targets_BT=torch.from_numpy(segment.targets[rows]).to(session.device),
+                memory=memory,
+                overlap=min(training.context, fed),
+                progress=session.step / training.steps,
+            )
+        objective = output.loss_BT.sum() / max(1, tokens) + extra_losses(output, training) / training.accumulation
+        session.scaler.scale(objective).backward()
+        nats += float(output.loss_BT.detach().sum())
+        memories.append(forgetting_documents(output.memory, starts_BT, training))
+
+    session.scaler.unscale_(optimiser)
+    norm = gradient_norm(model, clip=training.clip)
+    taken = math.isfinite(nats) and math.isfinite(norm)
+    if taken:
+        session.scaler.step(optimiser)
+        session.memories = memories
+    session.scaler.update()
+    return Update(nats=nats, tokens=tokens, norm=norm, rate=rate, taken=taken)
+
+
+def extra_losses(output: Output[Memory], training: TrainingConfig) -> Tensor:
+    """Activation and temporal activation regularisation of the last hidden states, and Al-Rfou's auxiliary losses."""
+    total = output.hidden_BTD.new_zeros(())
+    if training.activation_regularisation:
+        total = total + training.activation_regularisation * output.hidden_BTD.pow(2).mean()
+    if training.temporal_regularisation and output.hidden_BTD.shape[1] > 1:
+        total = total + training.temporal_regularisation * output.hidden_BTD.diff(dim=1).pow(2).mean()
+    if output.auxiliary_loss is not None:
+        total = total + output.auxiliary_loss
+    return total
+
+
+def forgetting_documents(memory: Memory, starts_BT: np.ndarray, training: TrainingConfig) -> Memory:
+    """With `reset_memory_at_documents`, what lies before the last document start of a lane is no longer real."""
+    if not training.reset_memory_at_documents:
+        return memory
+    fed = starts_BT.shape[1]
+    kept_B = np.where(starts_BT.any(1), fed - (fed - 1 - starts_BT[:, ::-1].argmax(1)), np.iinfo(np.int64).max)
+    return memory.limited(torch.from_numpy(kept_B - min(training.context, fed)))

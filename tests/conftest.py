@@ -1,0 +1,50 @@
+"""What tests of several rooms share: one thread, a small store of real bytes and of real words, and a small trained run."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from small_run import SMALL
+from transformer_xl.cli import main
+from transformer_xl.config import RunConfig
+from transformer_xl.data.store import Store, open_store
+from transformer_xl.training import train
+
+# Small tensors gain nothing from more threads, and results do not depend on the machine's cores.
+torch.set_num_threads(1)
+
+
+def prepare(source: Path, out: Path, tokenizer: str) -> Store:
+    assert main(["prepare", str(source), "--tokenizer", tokenizer, "--out", str(out)]) == 0
+    return open_store(out)
+
+
+@pytest.fixture(scope="session")
+def byte_store(tmp_path_factory) -> Store:
+    folder = tmp_path_factory.mktemp("bytes")
+    shutil.copy(Path(json.__file__).parent / "decoder.py", folder / "text.txt")
+    return prepare(folder / "text.txt", folder / "store", "byte")
+
+
+@pytest.fixture(scope="session")
+def word_store(tmp_path_factory) -> Store:
+    folder = tmp_path_factory.mktemp("words")
+    shutil.copy(Path(json.__file__).parent / "__init__.py", folder / "text.txt")
+    return prepare(folder / "text.txt", folder / "store", "word")
+
+
+@pytest.fixture(scope="session")
+def word_config(word_store) -> RunConfig:
+    return replace(SMALL, model=replace(SMALL.model, vocabulary=word_store.manifest.vocabulary_size, cutoffs=(20, 60)))
+
+
+@pytest.fixture(scope="session")
+def trained_run(byte_store, tmp_path_factory) -> Path:
+    """A run of twenty steps; read it, never write over it."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    train(SMALL, store=byte_store, folder=folder, command="txl train small")
+    return folder

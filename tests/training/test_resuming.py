@@ -1,0 +1,164 @@
+"""A run that was stopped and resumed is, to the bit, the run that never stopped."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from small_run import SMALL
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.errors import CheckpointError
+from transformer_xl.training import loop, train
+
+EVERYTHING = replace(
+    SMALL,
+    model=replace(
+        SMALL.model, dropout=0.2, attention_dropout=0.1, word_dropout=0.1, locked_dropout=("embedding", "output")
+    ),
+    training=replace(
+        SMALL.training,
+        accumulation=2,
+        warm_up=5,
+        variable_segments=True,
+        context=4,
+        weight_decay=1e-4,
+        embedding_rate_factor=2.0,
+        activation_regularisation=0.2,
+        temporal_regularisation=0.1,
+        rate_by_segment_length=True,
+        reset_memory_at_documents=True,
+        validate_every=6,
+    ),
+)
+VARIANTS = {
+    "uniform average": replace(EVERYTHING, training=replace(EVERYTHING.training, average="uniform", average_from=8)),
+    "exponential average": replace(EVERYTHING, training=replace(EVERYTHING.training, average="ema", optimiser="adamw")),
+    "plateau, sgd": replace(
+        EVERYTHING,
+        training=replace(EVERYTHING.training, schedule="plateau", optimiser="sgd", momentum=0.9, learning_rate=0.1),
+    ),
+    "recomputed layers, bf16": replace(
+        EVERYTHING, training=replace(EVERYTHING.training, checkpoint_activations=True, precision="bfloat16")
+    ),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_pictures(trained_run):
+    """Drawing takes longer than these runs, and changes no weight."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "draw_curve", lambda run, unit: None)
+        yield
+
+
+def stop_after(monkeypatch, steps, number=signal.SIGTERM):
+    """Asks this process to stop during the update after `steps` more."""
+    take_step, taken = loop.take_step, 0
+
+    def counting(session, segment):
+        nonlocal taken
+        taken += 1
+        if taken == steps:
+            signal.raise_signal(number)
+        return take_step(session, segment)
+
+    monkeypatch.setattr(loop, "take_step", counting)
+
+
+def final_state(folder):
+    checkpoint = RunFolder(folder).checkpoint_at(SMALL.training.steps)
+    return {name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "training.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(byte_store, tmp_path_factory):
+    folders = {}
+    for name, config in VARIANTS.items():
+        folders[name] = tmp_path_factory.mktemp("whole") / "run"
+        train(config, store=byte_store, folder=folders[name])
+    return folders
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stop_at", [1, 2, 4, 7, 8, 9, 12, 15, 18, 19])
+def test_stopped_and_resumed_is_bit_identical(variant, stop_at, byte_store, uninterrupted, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, stop_at)
+        outcome = train(VARIANTS[variant], store=byte_store, folder=tmp_path / "run")
+    assert outcome.step == stop_at
+    assert outcome.stopped_by == signal.SIGTERM
+    outcome = train(VARIANTS[variant], store=byte_store, folder=tmp_path / "run")
+    assert outcome.step == SMALL.training.steps
+    assert final_state(tmp_path / "run") == final_state(uninterrupted[variant])
+
+
+def test_the_weights_really_moved(uninterrupted):
+    """Guards the test above: states that never change would be identical too."""
+    states = [final_state(folder) for folder in uninterrupted.values()]
+    assert len({state["model.safetensors"] for state in states}) == len(VARIANTS)
+
+
+def test_each_logged_step_stands_once_after_resuming(byte_store, tmp_path, monkeypatch):
+    from transformer_xl.training.recording import read_metrics
+
+    with monkeypatch.context() as patch:
+        stop_after(patch, 17)
+        train(SMALL, store=byte_store, folder=tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    with run.metrics.open("a") as file:
+        file.write('{"kind": "train", "step": 99, "loss_na')  # half a line, as a killed process leaves it
+    train(SMALL, store=byte_store, folder=tmp_path / "run")
+    steps = [line["step"] for line in read_metrics(run.metrics) if line["kind"] == "train"]
+    assert steps == [5, 10, 15, 20]
+
+
+def test_another_configuration_is_another_run(byte_store, trained_run):
+    changed = replace(SMALL, model=replace(SMALL.model, dropout=0.5))
+    with pytest.raises(CheckpointError, match=r"model.dropout 0.0 -> 0.5\); choose another --run"):
+        train(changed, store=byte_store, folder=trained_run)
+
+
+def test_what_may_change_is_said(byte_store, tmp_path, capsys):
+    train(SMALL, store=byte_store, folder=tmp_path / "run")
+    gentler = replace(SMALL, training=replace(SMALL.training, steps=21, learning_rate=1e-3))
+    assert train(gentler, store=byte_store, folder=tmp_path / "run").step == 21
+    assert "training.learning_rate 0.01 -> 0.001" in capsys.readouterr().err
+    fewer = replace(SMALL, training=replace(SMALL.training, lanes=2))
+    with pytest.raises(CheckpointError, match=r"training.lanes 4 -> 2"):
+        train(fewer, store=byte_store, folder=tmp_path / "run")
+
+
+def test_the_card_of_a_finished_run_keeps_its_figure(byte_store, tmp_path):
+    train(SMALL, store=byte_store, folder=tmp_path / "run", command="first")
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "valid bits per byte" in card
+    train(SMALL, store=byte_store, folder=tmp_path / "run", command="first")
+    assert "valid bits per byte" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_resume_false_refuses_a_run_that_exists(byte_store, trained_run):
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        train(SMALL, store=byte_store, folder=trained_run, resume="false")
+
+
+def test_resume_from_a_path_goes_on_elsewhere(byte_store, trained_run, tmp_path):
+    longer = replace(SMALL, training=replace(SMALL.training, steps=22))
+    outcome = train(longer, store=byte_store, folder=tmp_path / "run", resume=str(trained_run))
+    assert outcome.step == 22
+    with pytest.raises(CheckpointError, match="holds no checkpoint to go on from"):
+        train(longer, store=byte_store, folder=tmp_path / "other", resume=str(tmp_path / "nothing"))
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(byte_store, tmp_path, capsys):
+    folder = tmp_path / "run"
+    train(SMALL, store=byte_store, folder=folder)
+    newest = RunFolder(folder).checkpoint_at(20) / "training.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 1
+    newest.write_bytes(data)
+    longer = replace(SMALL, training=replace(SMALL.training, steps=21))
+    outcome = train(longer, store=byte_store, folder=folder)
+    said = capsys.readouterr().err
+    assert "passing over a checkpoint" in said
+    assert "going on from step 10" in said
+    assert outcome.step == 21
