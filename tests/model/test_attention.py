@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import build, random_memory, random_tokens
 
+from small_models import build, random_memory, random_tokens
 from transformer_xl.model.attention import attend, hidden_keys, relative_shift
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.reference import attention_terms, reference_attend

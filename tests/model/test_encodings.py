@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from small_models import build, random_tokens
 
+from small_models import build, random_tokens
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
 from transformer_xl.model import TransformerXL

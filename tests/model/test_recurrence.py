@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import build, random_memory, random_tokens
 
+from small_models import build, random_memory, random_tokens
 from transformer_xl.errors import InputError
 from transformer_xl.model import Memory
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from small_models import build, random_tokens
 
+from small_models import build, random_tokens
 from transformer_xl.config import DROPOUT_SITES
 from transformer_xl.model.dropout import Dropout, word_dropout
 
