@@ -103,12 +103,12 @@ class Vocabulary(nn.Module):
         for cluster in range(1, config.clusters):
             in_tail_P = (target_P >= edges[cluster]) & (target_P < edges[cluster + 1])
             column_P = torch.where(in_tail_P, edges[1] + cluster - 1, column_P)
-        loss_P = self._cross_entropy(self._head_logits(hidden_PD), column_P)
+        loss_P = self._cross_entropy(self.head_logits(hidden_PD), column_P)
         for cluster in range(1, config.clusters):
             place_P = ((target_P >= edges[cluster]) & (target_P < edges[cluster + 1])).nonzero().squeeze(1)
             if place_P.numel():
                 tail_loss_P = self._cross_entropy(
-                    self._cluster_logits(cluster, hidden_PD[place_P]), target_P[place_P] - edges[cluster]
+                    self.cluster_logits(cluster, hidden_PD[place_P]), target_P[place_P] - edges[cluster]
                 )
                 loss_P = loss_P.index_add(0, place_P, tail_loss_P)
         return loss_P.view(targets_BT.shape)
@@ -116,21 +116,23 @@ class Vocabulary(nn.Module):
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """[..., V]: the whole distribution, every tail opened."""
         config = self.config
-        head = self._log_softmax(self._head_logits(hidden))
+        head = self._log_softmax(self.head_logits(hidden))
         parts = [head[..., : config.cluster_edges[1]]]
         for cluster in range(1, config.clusters):
-            tail = self._log_softmax(self._cluster_logits(cluster, hidden))
+            tail = self._log_softmax(self.cluster_logits(cluster, hidden))
             parts.append(tail + head[..., config.cluster_edges[1] + cluster - 1, None])
         return torch.cat(parts, dim=-1)
 
-    def _head_logits(self, hidden: Tensor) -> Tensor:
-        logits = self._cluster_logits(0, hidden)
+    def head_logits(self, hidden: Tensor) -> Tensor:
+        """[..., cutoff + tails] before the softmax: the head's words, then one for each tail."""
+        logits = self.cluster_logits(0, hidden)
         if self.tail_weight_CE is None:
             return logits
         tails = F.linear(self._project_out(0, hidden), self.tail_weight_CE, self.tail_bias_C)
         return torch.cat([logits, tails], dim=-1)
 
-    def _cluster_logits(self, cluster: int, hidden: Tensor) -> Tensor:
+    def cluster_logits(self, cluster: int, hidden: Tensor) -> Tensor:
+        """[..., size of the cluster] before the softmax of its own."""
         low, high = self.config.cluster_edges[cluster : cluster + 2]
         tables = self.tables if self.config.tie_embeddings else self.output_tables
         weight_VE = tables[0][low:high] if self.one_table else tables[cluster]
