@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
+from transformer_xl.inference import distribution as module
 from transformer_xl.inference.distribution import (
     PLAIN,
     Adjustment,
@@ -25,6 +26,13 @@ from transformer_xl.model.vocabulary import Vocabulary
 
 V, D = 40, 8
 HAIR = 1e-9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_sorted_at_first():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "FEW", 3)
+        yield
 
 
 def vocabulary(*, cutoffs=(8, 20), tail_bias=0.0, seed=0, scale=1.0):
@@ -85,6 +93,7 @@ def test_the_best_are_those_of_the_full_distribution(case, k):
 @settings(max_examples=250, deadline=None)
 @given(cases(), st.sampled_from([0.05, 0.5, 0.9, 0.99, 1.0]), st.sampled_from([0.0, 0.02, 0.3, 1.0]))
 def test_the_nucleus_is_that_of_the_full_distribution(case, p, min_p):
+    """With so few words sorted at first that most nuclei need more."""
     asked, full_BV, how = case
     found = asked.ask([lambda lane: nucleus(lane, p=p, min_p=min_p, how=how)] * len(full_BV))
     for words, score_V in zip(found, scores(full_BV, how), strict=True):

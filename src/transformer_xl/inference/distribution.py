@@ -23,6 +23,8 @@ from transformer_xl.errors import InputError
 
 Floats = NDArray[np.floating]
 Ids = NDArray[np.int64]
+FEW = 256
+"""So many words are sorted at first where a nucleus is asked for."""
 Answer = TypeVar("Answer")
 Question = Generator[int, None, Answer]
 
@@ -159,15 +161,14 @@ def nucleus(lane: Lane, *, p: float = 1.0, min_p: float = 0.0, how: Adjustment =
     while True:
         token_P, score_P = lane.known(how)
         lowest = score_P.max() + math.log(min_p) if min_p else -math.inf
-        place_K = np.flatnonzero(score_P >= lowest)
-        place_K = place_K[np.argsort(-score_P[place_K], kind="stable")]
-        score_K = score_P[place_K]
         tail = lane.likeliest_closed()
         masses = [lane.mass(closed, how) for closed in lane.closed]
-        top = max(score_K[0], *(high for _, high in masses)) if masses else score_K[0]  # exp stays in range
-        reached_K = np.exp(score_K - top).cumsum()
+        top = max(score_P.max(), *(high for _, high in masses)) if masses else score_P.max()  # exp stays in range
         known = np.exp(score_P - top).sum() if p < 1.0 else math.inf
         needed_low, needed_high = (p * (known + sum(math.exp(mass[end] - top) for mass in masses)) for end in (0, 1))
+        place_K = _highest_until(score_P, lowest=lowest, needed=needed_high, top=top)
+        score_K = score_P[place_K]
+        reached_K = np.exp(score_K - top).cumsum()
         kept = _count_before(reached_K, needed_low)
         certain = tail is None or kept == _count_before(reached_K, needed_high)
         if tail is not None and certain:
@@ -230,6 +231,19 @@ def _highest(score_P: NDArray[np.float64], k: int) -> NDArray[np.intp]:
     """Places of the k highest, falling."""
     place_K = np.argpartition(score_P, len(score_P) - k)[-k:] if k < len(score_P) else np.arange(len(score_P))
     return place_K[np.argsort(-score_P[place_K], kind="stable")]
+
+
+def _highest_until(score_P: NDArray[np.float64], *, lowest: float, needed: float, top: float) -> NDArray[np.intp]:
+    """Places of all scores from `lowest` up, falling, or of as many as have the sum `needed`: sorting a few is far quicker than sorting all."""
+    k = FEW
+    while k < len(score_P):
+        place_K = _highest(score_P, k)
+        if score_P[place_K[-1]] < lowest or np.exp(score_P[place_K] - top).sum() >= needed:
+            break
+        k *= 8
+    else:
+        place_K = _highest(score_P, len(score_P))
+    return place_K[: np.count_nonzero(score_P[place_K] >= lowest)]
 
 
 def _log_softmax(logits: Tensor) -> Floats:
