@@ -21,6 +21,8 @@ COMMANDS = {
     "train": "train a model; run it again to go on",
     "evaluate": "how good a model is, and by which rule",
     "generate": "text out of a model",
+    "score": "how surprising each token of a text or a stream is",
+    "bench": "how fast, beside other implementations and the machine's limits",
 }
 
 

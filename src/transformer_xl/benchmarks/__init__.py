@@ -1,0 +1,1 @@
+"""How fast: the same work by several implementations, in turns, on one machine."""

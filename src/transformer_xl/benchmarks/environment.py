@@ -1,0 +1,71 @@
+"""The last transformers release that has TransfoXL, in a virtual environment of its own: made once in the user's cache, then kept."""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+from transformer_xl.benchmarks.children import BenchmarkError
+from transformer_xl.progress import progress, say
+
+TRANSFORMERS = "4.35.2"
+
+
+def huggingface_environment() -> Path:
+    """Where it is or will be; its name says which versions it holds."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return cache / "transformer-xl" / f"transformers-{TRANSFORMERS}-torch-{_torch()}-python-{python}"
+
+
+def huggingface_python() -> Path:
+    """The interpreter there; the environment is made where it is missing."""
+    folder = huggingface_environment()
+    if not folder.exists():
+        _make(folder)
+    return folder / "bin" / "python"
+
+
+def _torch() -> str:
+    """Without the build's name: pip as configured picked this one's, and picks that one's."""
+    return version("torch").split("+")[0]
+
+
+def _make(folder: Path) -> None:
+    from fcntl import LOCK_EX, flock
+
+    packages = [f"torch=={_torch()}", f"numpy=={version('numpy')}", f"transformers=={TRANSFORMERS}"]
+    say(f"installing {', '.join(packages)} into {folder} (once; about 1 GB)")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Made beside its place and moved there when whole: only the interpreter is used, and it finds its packages wherever it lies.
+    unfinished = folder.with_name(f".making-{folder.name}")
+    with folder.with_name(f".lock-{folder.name}").open("w") as lock:
+        flock(lock, LOCK_EX)
+        if folder.exists():  # somebody else was making it meanwhile
+            return
+        try:
+            venv.create(unfinished, with_pip=True, clear=True)
+            _install(unfinished / "bin" / "python", packages)
+            os.rename(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _install(python: Path, packages: list[str]) -> None:
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *packages]
+    last = ""
+    with (
+        progress("installing", total=None, unit="steps of pip") as advance,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip,
+    ):
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            last = line.strip() or last
+            advance(1, note=last[:60])
+    if pip.returncode:
+        raise BenchmarkError(
+            f"transformers {TRANSFORMERS} could not be installed ({last}); check that pip reaches its index, or leave out --against"
+        )

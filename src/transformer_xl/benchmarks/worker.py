@@ -1,0 +1,306 @@
+"""One implementation in a process of its own: takes requests as JSON lines, works only while it is asked, answers with JSON lines.
+
+    -> {"do": "open", ...}    a model from a folder in Hugging Face's layout, its memory filled with a text
+    -> {"do": "check", ...}   what it computes for some more tokens, written to a file
+    -> {"do": "run", ...}     so many steps against the clock
+    -> {"do": "peaks", ...}   what the machine can do at best
+
+Run by its path, for the interpreter of the Hugging Face implementation does not know this package: whatever is not torch is imported late.
+"""
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformer_xl.model import TransformerXL
+
+PACKAGES = {"huggingface": ("transformers.models.transfo_xl.modeling_transfo_xl",)}
+OUR_PACKAGES = ("transformer_xl.inference", "transformer_xl.interop.huggingface", "transformer_xl.benchmarks.window")
+"""Imported while all the processes start, that is at the same time."""
+FILLED_AT_ONCE = 128
+"""Tokens read together while the memory is filled, by those who make everything anew for each segment."""
+
+
+class Implementation(Protocol):
+    def fill(self, tokens_BT: Tensor) -> None:
+        """Reads a text whose predictions nobody asks for."""
+
+    def next(self, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
+        """Reads one token of every lane. Log-probabilities of the next, best first where only the best are asked for, and the tokens they belong to, [B, K]."""
+
+    def score(self, tokens_BT: Tensor) -> Tensor:
+        """Reads the tokens; the loss of each given all before it, [B, T]."""
+
+
+class Segmentwise:
+    """What Hugging Face's model and our own forward share: hidden states as memory, and a distribution over everything."""
+
+    def __init__(self, *, top_k: int, segment: int) -> None:
+        self.top_k, self.segment = top_k, segment
+        self.before_BV: Tensor | None = None
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def fill(self, tokens_BT: Tensor) -> None:
+        for part_BT in parts(tokens_BT, FILLED_AT_ONCE):
+            hidden_BTD = self.hidden(part_BT)
+        self.before_BV = self.log_probabilities(hidden_BTD[:, -1:])[:, 0]
+
+    def next(self, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
+        log_probability_BV = self.log_probabilities(self.hidden(tokens_B1))[:, -1]
+        return log_probability_BV.topk(self.top_k) if self.top_k else everything(log_probability_BV)
+
+    def score(self, tokens_BT: Tensor) -> Tensor:
+        losses = []
+        for part_BT in parts(tokens_BT, self.segment):
+            log_probability_BTV = self.log_probabilities(self.hidden(part_BT))
+            assert self.before_BV is not None  # the memory has been filled
+            predicted_BTV = torch.cat([self.before_BV[:, None], log_probability_BTV[:, :-1]], dim=1)
+            losses.append(-predicted_BTV.gather(-1, part_BT[..., None])[..., 0])
+            self.before_BV = log_probability_BTV[:, -1]
+        return torch.cat(losses, dim=1)
+
+
+class HuggingFace(Segmentwise):
+    def __init__(self, folder: Path, *, top_k: int, segment: int) -> None:
+        super().__init__(top_k=top_k, segment=segment)
+        transformers = import_module("transformers")
+        self.model = transformers.TransfoXLLMHeadModel.from_pretrained(folder).eval()
+        self.mems: Any = None
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        output = self.model.transformer(tokens_BT, mems=self.mems)
+        self.mems = output.mems
+        return output.last_hidden_state  # type: ignore[no-any-return]
+
+    def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
+        return self.model.crit(hidden_BTD).view(*hidden_BTD.shape[:2], -1)  # type: ignore[no-any-return]
+
+
+class Forward(Segmentwise):
+    """Our model's own forward, the one that trains: slow, and what the engine must equal."""
+
+    def __init__(self, folder: Path, *, top_k: int, segment: int) -> None:
+        super().__init__(top_k=top_k, segment=segment)
+        self.model = our_model(folder)
+        self.memory: Any = None
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        output = self.model(tokens_BT, memory=self.memory)
+        self.memory = output.memory
+        return output.hidden_BTD  # type: ignore[no-any-return]
+
+    def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
+        return self.model.log_probabilities(hidden_BTD)
+
+
+class Ours:
+    def __init__(self, folder: Path, *, lanes: int, top_k: int, weights: str) -> None:
+        from transformer_xl.inference import Engine
+
+        self.top_k, self.lanes = top_k, lanes
+        self.model = our_model(folder)
+        self.engine = Engine(self.model, weights=weights)  # type: ignore[arg-type]
+
+    def fill(self, tokens_BT: Tensor) -> None:
+        self.engine.read(tokens_BT[:1])
+        if self.lanes > 1:  # a lane forked costs nothing to fill, and takes as long to go on with as any other
+            self.engine = self.engine.select([0] * self.lanes)
+
+    def next(self, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
+        from transformer_xl.inference.distribution import Distribution, best
+
+        if not self.top_k:
+            return everything(self.engine.feed(tokens_B1))
+        hidden_BD = self.engine.read(tokens_B1)[:, -1]
+        distribution = Distribution(self.engine, hidden_BD, edges=self.model.config.cluster_edges)
+        words = distribution.ask([lambda lane: best(lane, self.top_k)] * self.lanes)
+        values_BK, ids_BK = np.stack([one.score_K for one in words]), np.stack([one.token_K for one in words])
+        return torch.from_numpy(values_BK), torch.from_numpy(ids_BK)
+
+    def score(self, tokens_BT: Tensor) -> Tensor:
+        return self.engine.score(tokens_BT)
+
+
+class Window:
+    """The vanilla way: no memory, every token predicted from a window that is read from its beginning."""
+
+    def __init__(self, folder: Path, *, plain: bool) -> None:
+        self.model, self.plain = our_model(folder), plain
+        self.length = self.model.config.memory
+        self.text_BT = torch.zeros(1, 0, dtype=torch.int64)
+        self.model.set_lengths(same_length=False)
+        self.model.set_lengths(memory=0)
+
+    def fill(self, tokens_BT: Tensor) -> None:
+        self.text_BT = tokens_BT[:, -self.length :]
+
+    def next(self, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
+        from transformer_xl.benchmarks.window import window_step
+
+        self.text_BT = torch.cat([self.text_BT, tokens_B1], dim=1)[:, -self.length :]
+        hidden_BD = self.model(self.text_BT).hidden_BTD[:, -1] if self.plain else window_step(self.model, self.text_BT)
+        return everything(self.model.log_probabilities(hidden_BD))
+
+    def score(self, tokens_BT: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def build(name: str, folder: Path, *, lanes: int, top_k: int, segment: int) -> Implementation:
+    match name:
+        case "huggingface":
+            return HuggingFace(folder, top_k=top_k, segment=segment)
+        case "forward":
+            return Forward(folder, top_k=top_k, segment=segment)
+        case "window" | "plain window":
+            return Window(folder, plain=name == "plain window")
+        case _:
+            return Ours(folder, lanes=lanes, top_k=top_k, weights=name)
+
+
+def parts(tokens_BT: Tensor, length: int) -> list[Tensor]:
+    return [tokens_BT[:, start : start + length] for start in range(0, tokens_BT.shape[1], length)]
+
+
+def everything(log_probability_BV: Tensor) -> tuple[Tensor, Tensor]:
+    return log_probability_BV, torch.arange(log_probability_BV.shape[-1]).expand_as(log_probability_BV)
+
+
+def our_model(folder: Path) -> "TransformerXL":
+    from safetensors.torch import load_file
+
+    from transformer_xl.interop.huggingface import config_from_huggingface, weights_from_huggingface
+    from transformer_xl.model import TransformerXL
+
+    config = config_from_huggingface(json.loads((folder / "config.json").read_text()))
+    model = TransformerXL(config)
+    model.load_state_dict(weights_from_huggingface(load_file(folder / "model.safetensors"), config), strict=True)
+    return model.eval()
+
+
+# --- what can be asked
+
+
+class Worker:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.implementation: Implementation | None = None
+
+    def open(
+        self, *, folder: str, lanes: int, top_k: int, segment: int, vocabulary: int, text: list[int]
+    ) -> dict[str, object]:
+        self.implementation = None  # the one before goes first: its memory is not this one's
+        gc.collect()
+        self.lanes, self.segment, self.vocabulary = lanes, segment, vocabulary
+        self.implementation = build(self.name, Path(folder), lanes=lanes, top_k=top_k, segment=segment)
+        self.implementation.fill(torch.tensor([text]))
+        self.token_B1 = torch.full((lanes, 1), text[-1])
+        return {}
+
+    def check(self, *, mode: str, tokens: list[int], file: str) -> dict[str, object]:
+        """The last lane's answer: all lanes were given the same."""
+        implementation = self._opened()
+        tokens_BT = torch.tensor([tokens]).expand(self.lanes, -1)
+        if mode == "evaluation":
+            found = {"values": implementation.score(tokens_BT)[-1]}
+        else:
+            steps = [implementation.next(tokens_BT[:, t : t + 1]) for t in range(len(tokens))]
+            found = {
+                "values": torch.stack([values_BK[-1] for values_BK, _ in steps]),
+                "ids": torch.stack([ids_BK[-1] for _, ids_BK in steps]),
+            }
+        save_file({name: value.contiguous() for name, value in found.items()}, file)
+        forget_peak_memory()
+        return {}
+
+    def run(self, *, mode: str, steps: int) -> dict[str, object]:
+        implementation = self._opened()
+        generator = torch.Generator().manual_seed(steps)
+        text_BT = torch.randint(self.vocabulary, (self.lanes, steps * self.segment), generator=generator)
+        cpu_before, started_at = time.process_time(), time.perf_counter()
+        if mode == "evaluation":
+            implementation.score(text_BT)
+        else:
+            for _ in range(steps):
+                values_BK, ids_BK = implementation.next(self.token_B1)
+                self.token_B1 = ids_BK.gather(1, torch.multinomial(values_BK.exp(), 1, generator=generator))
+        seconds, cpu_seconds = time.perf_counter() - started_at, time.process_time() - cpu_before
+        tokens = steps * self.lanes * (self.segment if mode == "evaluation" else 1)
+        memory = {"memory_mb": memory_mb("VmRSS"), "peak_memory_mb": memory_mb("VmHWM")}
+        return {"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu_seconds, **memory}
+
+    def peaks(self, *, size: int, megabytes: int) -> dict[str, object]:
+        """Best of several: multiply-adds of two large matrices, and reading a buffer far larger than any cache."""
+        left, right = torch.randn(size, size), torch.randn(size, size)
+        product = torch.empty(size, size)
+        multiply = min(seconds_of(lambda: torch.mm(left, right, out=product)) for _ in range(8))
+        buffer = torch.ones(megabytes * 1_000_000 // 4)
+        read = min(seconds_of(buffer.sum) for _ in range(8))
+        return {"flops_per_second": 2 * size**3 / multiply, "bytes_per_second": buffer.numel() * 4 / read}
+
+    def close(self) -> dict[str, object]:
+        self.implementation = None
+        gc.collect()
+        return {}
+
+    def _opened(self) -> Implementation:
+        assert self.implementation is not None
+        return self.implementation
+
+
+def seconds_of(work: Any) -> float:
+    started_at = time.perf_counter()
+    work()
+    return time.perf_counter() - started_at
+
+
+def memory_mb(line: str) -> float:
+    """VmRSS now, VmHWM at most; where the kernel has no such lines, the most there ever was for both."""
+    with suppress(OSError):
+        for told in Path("/proc/self/status").read_text().splitlines():
+            if told.startswith(f"{line}:"):
+                return int(told.split()[1]) / 1000
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+def forget_peak_memory() -> None:
+    """From here on the peak is that of working, not of loading. Only Linux can; elsewhere loading is counted."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def main() -> None:
+    # Answers go where stdout was; whatever a library prints goes to stderr, and cannot be taken for one.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    torch.set_num_threads(int(sys.argv[2]))
+    worker = Worker(sys.argv[1])
+    for module in PACKAGES.get(worker.name, OUR_PACKAGES):
+        import_module(module)
+    print("{}", file=answers, flush=True)  # ready
+    with torch.inference_mode():
+        for line in sys.stdin:
+            request = json.loads(line)
+            answer = getattr(worker, request.pop("do"))(**request)
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

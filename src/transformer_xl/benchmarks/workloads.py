@@ -1,0 +1,151 @@
+"""What is timed: shapes, lengths, who takes part, and how much work it is at the very least. No torch, no clock."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.presets import find_preset
+
+Kind = Literal["generation", "evaluation", "sliding"]
+Scale = Literal["full", "tiny"]
+MANY_LANES = 16
+PAPER_RATIOS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+"""How many times slower than memory the paper finds the sliding window at each attention length (Table 9)."""
+TAILS_SHUT, TAILS_OPEN = -20.0, 10.0
+"""Bias of the logit of each tail: no word of a tail can be among the best; or each tail is so likely that it must be looked into."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    name: str
+    kind: Kind
+    config: ModelConfig
+    segment: int = 1
+    """Tokens of a step."""
+    top_k: int = 0
+    """Sample from so many of the likeliest; 0: from all."""
+    tail_bias: float | None = None
+    many_lanes: bool = False
+    """Also with many lanes at once, ours alone."""
+    paper_ratio: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The least a step of a workload must do. Whoever does more is further from the limit, whatever the reason."""
+
+    flops: float
+    bytes: float
+
+    def limit_seconds(self, *, flops_per_second: float, bytes_per_second: float) -> float:
+        return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
+
+
+FORMULAS = (
+    "per token 2 [N (4 D HK + 2 D F + 2 M HK + min(clamp, M) HK) + output] operations",
+    "per step 4 [N (4 D HK + 2 D F + lanes 2 M HK + min(clamp, M) HK) + output] bytes (weights, keys and values, relative keys; int8: weights 1 byte)",
+    "output D V, or D (head + tails) while the tails are shut",
+    "window of W tokens: the same for W tokens with (W + 1)/2 keys each, one query in the last layer",
+    "the limit of a step is the longer of operations / matrix-multiply peak and bytes / memory-read peak",
+)
+
+
+def work_of_step(workload: Workload, *, lanes: int, weight_bytes: int) -> Work:
+    config = workload.config
+    keys, tokens = config.memory, lanes * workload.segment
+    matrices = config.n_layer * _layer_matrices(config)
+    per_key = config.n_layer * config.n_head * config.d_head
+    told_apart = min(config.clamp_len or keys, keys)
+    output = _output(workload)
+    return Work(
+        flops=2 * tokens * (matrices + per_key * (2 * keys + told_apart) + output),
+        bytes=weight_bytes * (matrices + output) + 4 * per_key * (lanes * 2 * keys + told_apart),
+    )
+
+
+def work_of_window(workload: Workload) -> Work:
+    """One token from a window as long as the workload's memory."""
+    config, W = workload.config, workload.config.memory
+    width = config.n_head * config.d_head
+    clamp = min(config.clamp_len or W, W)
+    pairs, pairs_told_apart = W * (W + 1) / 2, clamp * (clamp + 1) / 2 + (W - clamp) * clamp
+    lower = W * _layer_matrices(config) + width * (2 * pairs + pairs_told_apart)
+    keys_and_values = 2 * config.d_model * width
+    last = (W - 1) * keys_and_values + _layer_matrices(config) + width * (2 * W + clamp)
+    return Work(
+        flops=2 * ((config.n_layer - 1) * lower + last + _output(workload)),
+        bytes=4 * (config.n_layer * _layer_matrices(config) + _output(workload)),
+    )
+
+
+def _layer_matrices(config: ModelConfig) -> int:
+    return 4 * config.d_model * config.n_head * config.d_head + 2 * config.d_model * config.d_inner
+
+
+def _output(workload: Workload) -> int:
+    config = workload.config
+    shut = workload.tail_bias == TAILS_SHUT
+    return config.d_model * (config.cutoffs[0] + len(config.cutoffs) if shut else config.vocabulary)
+
+
+def workloads(kind: Kind, *, scale: Scale) -> list[Workload]:
+    """Those of one word of the command. Tiny ones have the same rows and say nothing about speed."""
+    characters = _ready(find_preset("enwik8-12l").run.model, memory=2100, clamp_len=820)
+    words = _ready(find_preset("wikitext-103-standard").run.model, memory=640, clamp_len=400)
+    titles, segment = {"enwik8": "41M enwik8", "words": "151M wikitext-103"}, 128
+    lengths = list(PAPER_RATIOS)
+    evaluated = [2100, 3800]
+    if scale == "tiny":
+        tiny = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "init_std": 0.2}
+        characters = replace(characters, **tiny, memory=24, clamp_len=10)  # type: ignore[arg-type]
+        words = replace(words, **tiny, vocabulary=300, cutoffs=(60, 120, 200), memory=16, clamp_len=8)  # type: ignore[arg-type]
+        titles, segment = {"enwik8": "tiny characters", "words": "tiny words"}, 8
+        lengths, evaluated = [18, 38], [21, 38]
+    match kind:
+        case "generation":
+            plain = Workload(
+                name=f"generate {titles['enwik8']} memory {characters.memory}",
+                kind=kind,
+                config=characters,
+                many_lanes=True,
+            )
+            title = f"generate {titles['words']} memory {words.memory} top-40"
+            shut = Workload(
+                name=f"{title}, tails shut", kind=kind, config=words, top_k=40, tail_bias=TAILS_SHUT, many_lanes=True
+            )
+            opened = replace(shut, name=f"{title}, tails open", tail_bias=TAILS_OPEN, many_lanes=False)
+            return [plain, shut, opened]
+        case "evaluation":
+            return [
+                Workload(
+                    name=f"evaluate {titles['enwik8']} segment {segment} memory {memory}",
+                    kind=kind,
+                    config=replace(characters, memory=memory),
+                    segment=segment,
+                )
+                for memory in evaluated
+            ]
+        case "sliding":
+            return [
+                Workload(
+                    name=f"sliding {titles['enwik8']} attention {length}",
+                    kind=kind,
+                    config=replace(characters, memory=length),
+                    paper_ratio=PAPER_RATIOS.get(length),
+                    segment=segment,
+                )
+                for length in lengths
+            ]
+
+
+def _ready(config: ModelConfig, *, memory: int, clamp_len: int) -> ModelConfig:
+    """For inference, under the convention that Hugging Face computes; weights so large that attention has a pattern to get wrong."""
+    return replace(
+        config,
+        memory=memory,
+        clamp_len=clamp_len,
+        same_length=True,
+        initial_memory="zeros",
+        init_std=0.05,
+        dropout=0.0,
+    )

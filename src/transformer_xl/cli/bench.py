@@ -1,0 +1,143 @@
+"""How fast this machine reads and writes text, in rounds that take turns; what is compared is first shown to compute the same.
+
+    txl bench generation                          (one token after another: exact weights, int8 weights, many lanes)
+    txl bench evaluation --against huggingface    (the last transformers release that has TransfoXL, in its own environment)
+    txl bench sliding                             (memory against a vanilla window read anew for each token)
+    txl bench generation --plot flat.png          (time and memory per token as the text grows)
+
+Weights are random: speed does not depend on them. --scale tiny tries everything in seconds; its figures mean nothing."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_xl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformer_xl.benchmarks.measure import Result, Row
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "kind", metavar="generation|evaluation|sliding", choices=("generation", "evaluation", "sliding")
+    )
+    parser.add_argument("--against", choices=("huggingface",), help="also another implementation, on the same weights")
+    parser.add_argument("--rounds", metavar="N", type=int, default=5, help="every implementation runs once in each (5)")
+    parser.add_argument(
+        "--scale", choices=("full", "tiny"), default="full", help="tiny: toy shapes, to try the command"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="only draw time per token and memory as a text grows")
+    parser.add_argument("--tokens", metavar="N", type=int, help="how long that text grows (200000)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.rounds < 1:
+        raise ConfigError(f"--rounds: {arguments.rounds} is too few; take at least 1")
+    if arguments.tokens is not None and not arguments.plot:
+        raise ConfigError("--tokens is the length of the text that --plot draws; give --plot FILE with it")
+    if arguments.plot:
+        return plot(arguments)
+    from transformer_xl.benchmarks.measure import measure
+
+    result = measure(
+        arguments.kind,
+        scale=arguments.scale,
+        rounds=arguments.rounds,
+        against_huggingface=arguments.against == "huggingface",
+    )
+    if arguments.json:
+        print(json.dumps(result.as_json(), indent=2))
+    else:
+        print_result(result)
+    return 0
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from transformer_xl.benchmarks.text_length import DEFAULT_TOKENS, flatness, follow_and_draw
+
+    if arguments.kind != "generation" or arguments.against:
+        raise ConfigError("--plot draws our own generation alone; give it as: txl bench generation --plot FILE")
+    path = Path(arguments.plot)
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot: there is no folder {path.parent}; make it first")
+    tokens = DEFAULT_TOKENS if arguments.tokens is None else arguments.tokens
+    points = follow_and_draw(path, tokens=tokens, scale=arguments.scale)
+    if arguments.json:
+        print(
+            json.dumps(
+                {"scale": arguments.scale, **flatness(points), "points": [asdict(point) for point in points]}, indent=2
+            )
+        )
+        return 0
+    found = flatness(points)
+    for name, unit in (("ms_per_token", "ms per token"), ("memory_mb", "MB")):
+        print(f"{found[f'{name}_first']:.3f} {unit} in the first tenth, {found[f'{name}_last']:.3f} in the last")
+    print(f"plot: {path}")
+    return 0
+
+
+def print_result(result: "Result") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from transformer_xl.benchmarks.measure import TOLERANCE
+    from transformer_xl.benchmarks.workloads import FORMULAS
+
+    machine, console = result.machine, Console(width=None if Console().is_terminal else 200)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    titles = [
+        "workload",
+        "implementation",
+        "tokens/s (range)",
+        "ratio (range)",
+        "peak MB",
+        "of the limit",
+        "difference",
+    ]
+    for title in titles:
+        table.add_column(title, justify="left" if title in titles[:2] else "right")
+    for row in result.rows:
+        table.add_row(
+            row.workload,
+            row.implementation,
+            f"{number(row.tokens_per_second)} ({number(row.spread[0])}-{number(row.spread[1])})",
+            ratio(row),
+            f"{row.peak_memory_mb:,.0f}",
+            f"{row.share_of_limit:.0%}",
+            "" if row.max_difference is None else f"{row.max_difference:.1e}",
+        )
+    console.print(table)
+    notes = [
+        f"{machine.processor}, {machine.cores} cores, torch {machine.torch}, float32, {result.rounds} rounds; medians, ratios within rounds",
+        f"peaks: {machine.flops_per_second / 1e9:,.0f} GFLOP/s matrix product, {machine.bytes_per_second / 1e9:,.1f} GB/s reading",
+        f"outputs were checked before timing: at most {TOLERANCE:.0e} apart (int8 is not exact: its difference is shown, not limited)",
+        "limit: " + "; ".join(FORMULAS),
+    ]
+    if result.scale == "tiny":
+        notes.insert(0, "tiny shapes: these figures say that the command works and nothing about speed")
+    console.print("\n".join(notes), highlight=False, markup=False, soft_wrap=True)
+
+
+def ratio(row: "Row") -> str:
+    """To Hugging Face, to one lane, or to the sliding window with the paper's beside it."""
+    shown = []
+    for value, limits, to in (
+        (row.ratio_to_huggingface, row.ratio_to_huggingface_spread, "huggingface"),
+        (row.ratio_to_one_lane, row.ratio_to_one_lane_spread, "one lane"),
+        (row.ratio_to_sliding, row.ratio_to_sliding_spread, "window"),
+    ):
+        if value is not None and limits is not None and row.implementation != to:
+            shown.append(f"{number(value)}x {to} ({number(limits[0])}-{number(limits[1])})")
+    if row.paper_ratio_to_sliding:
+        shown.append(f"paper {row.paper_ratio_to_sliding}x")
+    return ", ".join(shown)
+
+
+def number(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
