@@ -1,31 +1,44 @@
-"""The vanilla model's step, as fast as we can make it: what memory is compared with must not be slow for want of care."""
+"""The vanilla model's step, as fast as we can make it: what memory is compared with must not be slow for want of care.
 
-from typing import cast
+The lower layers read the window with an engine that starts anew; in the last one only the last position asks. Relative keys are projected once.
+"""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from transformer_xl.inference import Engine
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import hidden_keys
-from transformer_xl.model.transformer import Layer
+from transformer_xl.model.encodings import Distances
 
 
-@torch.inference_mode()
-def window_step(model: TransformerXL, tokens_BT: Tensor) -> Tensor:
-    """The last layer's output at the last position of a window without memory, [B, D]; in the last layer nobody else asks."""
-    T = tokens_BT.shape[1]
-    hidden_1TT = hidden_keys(memory=0, segment=T, valid_B=None, visible_distance=None, device=tokens_BT.device)
-    distances = model.encoding.distances(T)
-    hidden_BTD = model.encoding.enter_first(model.vocabulary.embed(tokens_BT))
-    *lower, last = cast(list[Layer], list(model.layers))
-    nothing_BMD = hidden_BTD[:, :0]
-    for number, layer in enumerate(lower):
-        hidden_BTD = layer(hidden_BTD, nothing_BMD, distances[number], hidden_1TT, model.attend)
-    prepared_BTD = last.prepared(hidden_BTD)
-    key_BHTK, value_BHTK = last.keys_and_values(prepared_BTD)
-    hidden_B1D = last.answer(
-        hidden_BTD[:, -1:], prepared_BTD[:, -1:], key_BHTK, value_BHTK, distances[-1], hidden_1TT[:, -1:], model.attend
-    )
-    if model.final_norm is not None:
-        hidden_B1D = model.final_norm(hidden_B1D)
-    return hidden_B1D[:, 0]
+class WindowReader:
+    def __init__(self, model: TransformerXL) -> None:
+        """For a model with the paper's encoding, u and v shared, and at least two layers."""
+        if model.config.encoding != "relative" or not model.config.share_biases or model.final_norm is not None:
+            raise NotImplementedError("the fast window is written for the shapes that are timed")
+        self.model = model
+        with torch.device("meta"):
+            lower = TransformerXL(replace(model.config, n_layer=model.config.n_layer - 1))
+        shared = model.state_dict()
+        lower.load_state_dict({name: shared[name] for name in lower.state_dict()}, assign=True)
+        self._lower = Engine(lower.eval(), memory=0, sight="segment")
+        self._distances: dict[int, Distances] = {}
+
+    @torch.inference_mode()
+    def step(self, tokens_BT: Tensor) -> Tensor:
+        """The last layer's output at the last position of a window without memory, [B, D]."""
+        T = tokens_BT.shape[1]
+        self._lower.reset(range(len(tokens_BT)))
+        hidden_BTD = self._lower.read(tokens_BT)
+        if T not in self._distances:
+            self._distances = {T: self.model.encoding.distances(T)[-1]}
+        hidden_11S = hidden_keys(memory=T - 1, segment=1, valid_B=None, visible_distance=None, device=tokens_BT.device)
+        # To the last layer all positions but one are memory: that one asks, and nothing is computed for the others but keys and values.
+        last = self.model.layers[-1]
+        answer_B1D: Tensor = last(
+            hidden_BTD[:, -1:], hidden_BTD[:, :-1], self._distances[T], hidden_11S, self.model.attend
+        )
+        return answer_B1D[:, 0]

@@ -143,20 +143,24 @@ class Window:
     """The vanilla way: no memory, every token predicted from a window that is read from its beginning."""
 
     def __init__(self, folder: Path, *, plain: bool) -> None:
-        self.model, self.plain = our_model(folder), plain
+        from transformer_xl.benchmarks.window import WindowReader
+
+        self.model = our_model(folder)
         self.length = self.model.config.memory
         self.text_BT = torch.zeros(1, 0, dtype=torch.int64)
         self.model.set_lengths(same_length=False)
         self.model.set_lengths(memory=0)
+        self.reader = None if plain else WindowReader(self.model)
 
     def fill(self, tokens_BT: Tensor) -> None:
         self.text_BT = tokens_BT[:, -self.length :]
 
     def next(self, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
-        from transformer_xl.benchmarks.window import window_step
-
         self.text_BT = torch.cat([self.text_BT, tokens_B1], dim=1)[:, -self.length :]
-        hidden_BD = self.model(self.text_BT).hidden_BTD[:, -1] if self.plain else window_step(self.model, self.text_BT)
+        if self.reader is None:
+            hidden_BD = self.model(self.text_BT).hidden_BTD[:, -1]
+        else:
+            hidden_BD = self.reader.step(self.text_BT)
         return everything(self.model.log_probabilities(hidden_BD))
 
     def score(self, tokens_BT: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def print_result(result: "Result") -> None:
         )
     console.print(table)
     notes = [
-        f"{machine.processor}, {machine.cores} cores, torch {machine.torch}, float32, {result.rounds} rounds; medians, ratios within rounds",
+        f"{machine.processor}, {machine.cores} cores, torch {machine.torch}, float32, rounds: {result.rounds}; medians, ratios within rounds",
         f"peaks: {machine.flops_per_second / 1e9:,.0f} GFLOP/s matrix product, {machine.bytes_per_second / 1e9:,.1f} GB/s reading",
         f"outputs were checked before timing: at most {TOLERANCE:.0e} apart (int8 is not exact: its difference is shown, not limited)",
         "limit: " + "; ".join(FORMULAS),
