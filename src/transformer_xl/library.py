@@ -6,8 +6,8 @@ loaded.generate("def ", tokens=200)
 loaded.score("some text")
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +17,37 @@ from numpy.typing import NDArray
 from transformer_xl.checkpoint import Checkpoint, load_checkpoint, same_tokenizer
 from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.data.store import Store, open_store
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.streaming import Placed, token_stream
+from transformer_xl.data.tokenizers import Ids, Tokenizer
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
 from transformer_xl.evaluation.rules import RuleName
-from transformer_xl.generation import Sampling, generate, start_tokens, text_pieces
+from transformer_xl.generation import (
+    Sampling,
+    TextStream,
+    Written,
+    beam_search,
+    generate,
+    start_tokens,
+    text_pieces,
+    write_texts,
+)
 from transformer_xl.inference import Engine
+from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import TransformerXL
 from transformer_xl.progress import Advance
 
-SCORED_AT_ONCE = 4096
+SCORED_AT_ONCE = 512
+"""Tokens whose distributions are in memory at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Tokens of a stream, the byte at which each begins in it, and its loss in nats: NaN for the first of all, which has nothing before it."""
+
+    token_P: Ids
+    offset_P: Ids
+    loss_P: NDArray[np.float32]
 
 
 class Loaded:
@@ -87,34 +108,113 @@ class Loaded:
         rule = make_rule(self.model, lengths or self.config.evaluation, tokens=len(chosen))
         return score_split(self.model, chosen, rule=rule)
 
-    def generate(self, prompt: str = "", *, tokens: int = 200, **sampling: float) -> str:
-        """A continuation of `prompt`, without it. Sampling: temperature, top_k, top_p, seed."""
-        return "".join(self.stream(prompt, tokens=tokens, **sampling))
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        stop: Sequence[str] = (),
+        weights: WeightKind = "exact",
+        **sampling: float,
+    ) -> str:
+        """A continuation of `prompt`, without it. Ends before the first `stop` string. Sampling: the fields of `generation.Sampling`."""
+        return "".join(self.stream(prompt, tokens=tokens, stop=stop, weights=weights, **sampling))
 
-    def stream(self, prompt: str = "", *, tokens: int = 200, **sampling: float) -> Iterator[str]:
-        """The same, as it is drawn."""
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        stop: Sequence[str] = (),
+        weights: WeightKind = "exact",
+        **sampling: float,
+    ) -> Iterator[str]:
+        """The same, as it is drawn: whole characters, and nothing of a stop string."""
         before = start_tokens(self.tokenizer, prompt)
-        drawn = generate(self.model, before, tokens=tokens, sampling=Sampling(**sampling))  # type: ignore[arg-type]
-        yield from text_pieces(self.tokenizer, drawn, before=before)
+        drawn = generate(self.model, before, tokens=tokens, sampling=Sampling(**sampling), weights=weights)  # type: ignore[arg-type]
+        yield from text_pieces(self.tokenizer, drawn, before=before, stop=stop)
 
-    def score(self, text: str | bytes) -> NDArray[np.float32]:
+    def generate_many(
+        self,
+        prompts: Sequence[str],
+        *,
+        tokens: int = 200,
+        stop: Sequence[str] = (),
+        weights: WeightKind = "exact",
+        seeds: Sequence[int] | None = None,
+        **sampling: float,
+    ) -> list[Written]:
+        """A continuation of each prompt, side by side: each is what `generate` gives with its seed (0, 1, 2, ... unless told)."""
+        seeds = range(len(prompts)) if seeds is None else seeds
+        before = [start_tokens(self.tokenizer, prompt) for prompt in prompts]
+        samplings = [Sampling(**sampling, seed=seed) for seed in seeds]  # type: ignore[arg-type]
+        if len(samplings) != len(prompts):
+            raise InputError(f"{len(samplings)} seeds for {len(prompts)} prompts; give one for each")
+        return write_texts(
+            self.model, self.tokenizer, before, tokens=tokens, samplings=samplings, stop=stop, weights=weights
+        )
+
+    def likeliest(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        beams: int = 4,
+        stop: Sequence[str] = (),
+        weights: WeightKind = "exact",
+    ) -> list[Written]:
+        """Beam search: at most `beams` continuations by falling log-probability per token."""
+        before = start_tokens(self.tokenizer, prompt)
+        text = TextStream(self.tokenizer, before=before, stop=stop)
+        found = beam_search(
+            self.model, before, tokens=tokens, beams=beams, text=text if stop else None, weights=weights
+        )
+        return [
+            Written(
+                text="".join(text_pieces(self.tokenizer, hypothesis.tokens, before=before, stop=stop)),
+                tokens=hypothesis.length,
+                score=hypothesis.score,
+            )
+            for hypothesis in found
+        ]
+
+    def score(self, text: str | bytes, *, weights: WeightKind = "exact") -> NDArray[np.float32]:
         """The loss in nats of each token of `text` given all before it; the first, which has nothing before it, is left out."""
         ids = self.tokenizer.encode(text)
         if len(ids) < 2:
             raise InputError(f"a text of {len(ids)} tokens has nothing to predict; give at least two")
-        engine = Engine(self.model)
-        tokens_BT = torch.from_numpy(ids)[None].to(self.model.vocabulary.bias_V.device)
-        starts = range(0, len(ids), SCORED_AT_ONCE)
-        parts = [
-            engine.score(tokens_BT[:, start : start + SCORED_AT_ONCE])[0].float().cpu().numpy() for start in starts
-        ]
-        return np.concatenate(parts)[1:]
+        losses = [scored.loss_P for scored in self._scored([Placed(token_P=ids, offset_P=ids)], weights)]
+        return np.concatenate(losses)[1:]
 
-    def engine(self, *, lanes: int = 1, memory: int | None = None, state: Path | str | None = None) -> Engine:
+    def score_stream(
+        self, stream: Iterable[bytes], *, name: str = "the text", weights: WeightKind = "exact"
+    ) -> Iterator[Scored]:
+        """The same for a text of any length as its bytes come, in pieces; nothing grows with the text. `name` is what errors call it."""
+        return self._scored(token_stream(self.tokenizer, stream, name=name), weights)
+
+    def _scored(self, pieces: Iterable[Placed], weights: WeightKind) -> Iterator[Scored]:
+        if not self.model.config.memory:
+            raise InputError("a model with memory 0 sees no text before a token; give it some, such as memory=128")
+        engine = self.engine(weights=weights)
+        for piece in pieces:
+            for start in range(0, len(piece.token_P), SCORED_AT_ONCE):
+                some = slice(start, start + SCORED_AT_ONCE)
+                tokens_BT = torch.from_numpy(piece.token_P[some])[None].to(self.model.vocabulary.bias_V.device)
+                loss_P = engine.score(tokens_BT)[0].float().cpu().numpy()
+                yield Scored(token_P=piece.token_P[some], offset_P=piece.offset_P[some], loss_P=loss_P)
+
+    def engine(
+        self,
+        *,
+        lanes: int = 1,
+        memory: int | None = None,
+        state: Path | str | None = None,
+        weights: WeightKind = "exact",
+    ) -> Engine:
         """A reader that remembers the last `memory` tokens of each lane, new or as it was saved; see `inference.Engine`."""
-        return (
-            Engine.restore(self.model, state) if state is not None else Engine(self.model, lanes=lanes, memory=memory)
-        )
+        if state is not None:
+            return Engine.restore(self.model, state, weights=weights)
+        return Engine(self.model, lanes=lanes, memory=memory, weights=weights)
 
 
 def load(

@@ -1,10 +1,14 @@
 """Text out of a model, as it is drawn.
 
 txl generate runs/first --prompt "import os" --tokens 300
+txl generate runs/first --prompt "def " --stop "\\n\\n" --samples 4 --top-p 0.9 --top-k 0
+txl generate runs/first --prompt "class " --beams 4 --tokens 40
 txl generate runs/wt103 --paper --tokens 500        (the paper's protocol: a context from the test set, top-40, the true text beside it)"""
 
 import argparse
+import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +19,18 @@ if TYPE_CHECKING:
     from transformer_xl.library import Loaded
 
 PAPER_CONTEXT = 512
+CHANCE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
     prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompt", metavar="TEXT", default="", help="what to continue")
+    prompts.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        default="",
+        help="what to continue; without one, a text begins at a line's beginning",
+    )
     prompts.add_argument("--prompt-file", metavar="FILE", help="the same from a file; - reads standard input")
     prompts.add_argument(
         "--paper",
@@ -30,35 +40,124 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="for --paper: the data, where it is not where the run was trained on it"
     )
-    parser.add_argument("--tokens", metavar="N", type=int, default=200)
-    parser.add_argument("--temperature", type=float, default=1.0, help="0: always the likeliest")
-    parser.add_argument("--top-k", metavar="K", type=int, default=40, help="only the K likeliest; 0: all")
+    parser.add_argument("--tokens", metavar="N", type=int, default=200, help="at most so many (200)")
     parser.add_argument(
-        "--top-p", metavar="P", type=float, default=1.0, help="only the likeliest that together have this probability"
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        type=lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
+        help=r"end before this text (\n and \t are a line's end and a tab); repeatable",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    # What is not given is None, so that options which exclude each other can be told from defaults.
+    parser.add_argument("--temperature", type=float, help="above 1 bolder, below 1 safer (1); 0: always the likeliest")
+    parser.add_argument("--top-k", metavar="K", type=int, help="only the K likeliest (40); 0: all")
+    parser.add_argument(
+        "--top-p", metavar="P", type=float, help="only the likeliest that together have this share (1: all)"
+    )
+    parser.add_argument(
+        "--min-p", metavar="P", type=float, help="only those at least P times as likely as the likeliest (0: all)"
+    )
+    parser.add_argument(
+        "--repetition-penalty",
+        metavar="X",
+        type=float,
+        help="probabilities of the last 512 tokens, prompt included, are raised to this power (1: none)",
+    )
+    parser.add_argument("--seed", type=int, help="the same seed, the same text (0)")
+    parser.add_argument(
+        "--samples", metavar="N", type=int, help="N texts side by side, with the seeds from --seed on (1)"
+    )
+    parser.add_argument(
+        "--beams", metavar="N", type=int, help="beam search: the text likeliest per token, of N carried on at a time"
+    )
     parser.add_argument("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
+    parser.add_argument(
+        "--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact"
+    )
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true", help="print texts, speed and settings as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    check(arguments)
     from transformer_xl.generation import Sampling
     from transformer_xl.library import load
 
-    if arguments.tokens < 1:
-        raise InputError(f"--tokens: {arguments.tokens} tokens are none; ask for at least 1")
     prompt = read_prompt(arguments)
-    sampling = Sampling(
-        temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p, seed=arguments.seed
-    )
+    sampling = Sampling(**{name: getattr(arguments, name) for name in CHANCE if getattr(arguments, name) is not None})
     loaded = load(arguments.run, memory=arguments.memory, device=arguments.device)
     if arguments.paper:
         return paper(arguments, loaded, sampling)
+    if arguments.beams or arguments.samples or arguments.json:
+        return whole(arguments, loaded, prompt, sampling)
     sys.stdout.write(prompt)
-    for piece in loaded.stream(prompt, tokens=arguments.tokens, **vars(sampling)):
+    options = {"tokens": arguments.tokens, "stop": arguments.stop, "weights": arguments.weights}
+    for piece in loaded.stream(prompt, **options, **vars(sampling)):
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+    return 0
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Nothing asked for is silently ignored: what cannot go together is refused."""
+    for name in ("tokens", "samples", "beams"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name}: {value} {name} are none; ask for at least 1")
+    given = [name for name in (*CHANCE, "samples") if getattr(arguments, name) is not None]
+    if arguments.beams and given:
+        raise InputError(f"{option(given[0])} goes with drawing, and --beams draws nothing; drop one of the two")
+    if arguments.temperature == 0.0:
+        for name in given:
+            if name not in ("temperature", "repetition_penalty"):
+                raise InputError(
+                    f"{option(name)} changes nothing at --temperature 0, the likeliest; drop one of the two"
+                )
+    if arguments.paper:
+        for name in ("stop", "samples", "beams", "json"):
+            if getattr(arguments, name):
+                raise InputError(f"--paper shows one text of full length in its own form; drop {option(name)}")
+    elif arguments.data:
+        raise InputError("--data names the test set for --paper; give --paper too, or drop it")
+
+
+def option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def whole(arguments: argparse.Namespace, loaded: "Loaded", prompt: str, sampling: "Sampling") -> int:
+    """Several texts, or texts for a program to read: shown when all are finished."""
+    settings = {"tokens": arguments.tokens, "stop": arguments.stop, "weights": arguments.weights}
+    started_at = time.perf_counter()
+    if arguments.beams:
+        seeds: list[int] = []
+        texts = loaded.likeliest(prompt, beams=arguments.beams, **settings)
+        used = {"beams": arguments.beams}
+        titles = [
+            f"beam {place} of {len(texts)}, {text.score:.4f} nats per token" for place, text in enumerate(texts, 1)
+        ]
+    else:
+        seeds = [sampling.seed + place for place in range(arguments.samples or 1)]
+        used = {name: value for name, value in vars(sampling).items() if name != "seed"}
+        texts = loaded.generate_many([prompt] * len(seeds), seeds=seeds, **settings, **used)
+        titles = [f"sample {place} of {len(seeds)}, seed {seed}" for place, seed in enumerate(seeds, 1)]
+    seconds = time.perf_counter() - started_at
+    if not arguments.json:
+        print("\n\n".join(f"--- {title}\n{prompt}{text.text}" for title, text in zip(titles, texts, strict=True)))
+        return 0
+    result = {
+        "prompt": prompt,
+        "texts": [text.text for text in texts],
+        "tokens": [text.tokens for text in texts],
+        "tokens_per_second": sum(text.tokens for text in texts) / seconds,
+        "seeds": seeds,
+        "settings": {**settings, **used, "memory": loaded.config.model.memory},
+    }
+    if arguments.beams:
+        result["scores"] = [text.score for text in texts]
+    print(json.dumps(result, indent=2, ensure_ascii=False))
     return 0
 
 
@@ -71,6 +170,10 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 at byte {error.start}; convert it") from None
+    except FileNotFoundError:
+        raise InputError(
+            f"--prompt-file: {name} does not exist; write the prompt into it, or give it with --prompt"
+        ) from None
 
 
 def paper(arguments: argparse.Namespace, loaded: "Loaded", sampling: "Sampling") -> int:
@@ -87,7 +190,7 @@ def paper(arguments: argparse.Namespace, loaded: "Loaded", sampling: "Sampling")
         raise InputError(
             f"the test set has {len(test):,} tokens, too few for {PAPER_CONTEXT} of context and {arguments.tokens} more; lower --tokens"
         )
-    start = int(np.random.default_rng(arguments.seed).integers(room))
+    start = int(np.random.default_rng(sampling.seed).integers(room))
     context = [int(token) for token in test.tokens[start : start + PAPER_CONTEXT]]
     reference = test.tokens[start + PAPER_CONTEXT : start + PAPER_CONTEXT + arguments.tokens]
     words = loaded.tokenizer.kind == "word"
@@ -103,8 +206,8 @@ def paper(arguments: argparse.Namespace, loaded: "Loaded", sampling: "Sampling")
             readable(loaded.tokenizer.decode(context)),
         )
     ]
-    drawn = list(generate(loaded.model, context, tokens=arguments.tokens, sampling=sampling))
-    generated = readable("".join(text_pieces(loaded.tokenizer, iter(drawn), before=context)))
+    drawn = generate(loaded.model, context, tokens=arguments.tokens, sampling=sampling, weights=arguments.weights)
+    generated = readable("".join(text_pieces(loaded.tokenizer, drawn, before=context)))
     parts.append(show(f"generated: {arguments.tokens} tokens, top {sampling.top_k}, seed {sampling.seed}", generated))
     parts.append(show("reference: what really came", readable(loaded.tokenizer.decode(reference))))
     if loaded.checkpoint.run is not None:

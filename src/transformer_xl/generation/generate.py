@@ -1,109 +1,203 @@
-"""Text out: one token at a time, each fed back to an engine that remembers all before it."""
+"""Tokens out: prompts are read once, then every lane draws a token and is fed it, side by side through one reader."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from transformer_xl.config.fields import not_negative
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import InputError
+from transformer_xl.generation.sampling import Sampler, Sampling
+from transformer_xl.generation.text import TextStream
 from transformer_xl.inference import Engine
+from transformer_xl.inference.distribution import Distribution
+from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import TransformerXL
 
 WINDOW = 256
 """How much text a model without memory is shown."""
+READ_AT_ONCE = 4096
+"""Longer prompts are read in pieces of this many tokens, so that what they need does not grow with them."""
+
+
+class Reader(Protocol):
+    """An engine, or what stands in for it where there is no memory."""
+
+    model: TransformerXL
+    last_hidden_BD: Tensor | None
+
+    def read(self, tokens_BT: Tensor) -> Tensor: ...
+
+    def select(self, lanes: Sequence[int]) -> "Reader": ...
+
+    @classmethod
+    def joined(cls, readers: Sequence[Any]) -> "Reader": ...
+
+    def head_logits(self, hidden_BD: Tensor) -> Tensor: ...
+
+    def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor: ...
+
+
+class Windows:
+    """Reads without memory: the last tokens of each lane are read again for every new one, as the vanilla model must."""
+
+    def __init__(self, model: TransformerXL) -> None:
+        self.model = model
+        self.last_hidden_BD: Tensor | None = None
+        self.head_logits = model.vocabulary.head_logits
+        self.cluster_logits = model.vocabulary.cluster_logits
+        self._texts: list[list[int]] = [[]]
+
+    @torch.inference_mode()
+    def read(self, tokens_BT: Tensor) -> Tensor:
+        """The last position's hidden state, [B, 1, D]."""
+        length = min(WINDOW, self.model.config.learned_positions or WINDOW)
+        self._texts = [[*text, *tokens][-length:] for text, tokens in zip(self._texts, tokens_BT.tolist(), strict=True)]
+        hidden = [self.model(tokens_BT.new_tensor([text])).hidden_BTD[0, -1] for text in self._texts]
+        self.last_hidden_BD = torch.stack(hidden)
+        return self.last_hidden_BD[:, None]
+
+    def select(self, lanes: Sequence[int]) -> "Windows":
+        return self.joined([self], lanes)
+
+    @classmethod
+    def joined(cls, readers: Sequence["Windows"], lanes: Sequence[int] | None = None) -> "Windows":
+        other = cls(readers[0].model)
+        texts = [text for reader in readers for text in reader._texts]
+        chosen = range(len(texts)) if lanes is None else lanes
+        other._texts = [texts[lane] for lane in chosen]
+        hidden = [reader.last_hidden_BD for reader in readers if reader.last_hidden_BD is not None]
+        other.last_hidden_BD = torch.cat(hidden)[list(chosen)] if hidden else None
+        return other
+
+
+class Batch:
+    """Lanes that write at the same time, each with its own sampler. A lane that is done leaves, and the others never notice."""
+
+    def __init__(self, reader: Reader, samplers: Sequence[Sampler]) -> None:
+        """`reader` has read every lane's prompt; `samplers` are the lanes' own, in order."""
+        self.lanes = list(range(len(samplers)))
+        """Those that still write."""
+        self._reader, self._samplers = reader, samplers
+        self._unread: list[int] = []
+
+    def step(self) -> dict[int, int]:
+        """The next token of every lane. Reads the one before only now: nobody may want a next."""
+        reader = self._reader
+        if self._unread:
+            device = reader.model.vocabulary.bias_V.device
+            reader.read(torch.tensor(self._unread, device=device)[:, None])
+        assert reader.last_hidden_BD is not None
+        edges = reader.model.config.cluster_edges
+        next_token = Distribution(reader, reader.last_hidden_BD, edges=edges)
+        self._unread = next_token.ask([self._samplers[lane].pick for lane in self.lanes])
+        return dict(zip(self.lanes, self._unread, strict=True))
+
+    def leave(self, lanes: Collection[int]) -> None:
+        stay = [place for place, lane in enumerate(self.lanes) if lane not in lanes]
+        if len(stay) == len(self.lanes):
+            return
+        self.lanes = [self.lanes[place] for place in stay]
+        self._unread = [self._unread[place] for place in stay]
+        if stay:
+            self._reader = self._reader.select(stay)
+
+
+def generate(
+    model: TransformerXL, prompt: Sequence[int], *, tokens: int, sampling: Sampling, weights: WeightKind = "exact"
+) -> Iterator[int]:
+    """`tokens` continuations of `prompt`, as they are drawn. The model's own memory length is what it remembers."""
+    with evaluating(model):
+        batch = start_batch(model, [prompt], samplings=[sampling], weights=weights)
+        for _ in range(tokens):
+            yield batch.step()[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    temperature: float = 1.0
-    """0: always the likeliest token."""
-    top_k: int = 40
-    """Only the k likeliest. 0: all."""
-    top_p: float = 1.0
-    """Only the likeliest that together have this probability."""
-    seed: int = 0
+class Written:
+    """A finished continuation."""
 
-    def __post_init__(self) -> None:
-        not_negative(self, "sampling", "temperature", "top_k", "seed")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"sampling.top_p: {self.top_p} is no share; it must be above 0 and at most 1")
+    text: str
+    tokens: int
+    """How many were drawn, those of a stop string included."""
+    score: float | None = None
+    """Of beam search: log-probability per token, in nats."""
 
 
-def generate(model: TransformerXL, prompt: Sequence[int], *, tokens: int, sampling: Sampling) -> Iterator[int]:
-    """`tokens` continuations of `prompt`, as they are drawn. The model's own memory length is what it remembers."""
-    if not len(prompt):
+def write_texts(
+    model: TransformerXL,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    tokens: int,
+    samplings: Sequence[Sampling],
+    stop: Sequence[str] = (),
+    weights: WeightKind = "exact",
+) -> list[Written]:
+    """A continuation of each prompt, side by side; each as if it were alone."""
+    streams = [TextStream(tokenizer, before=prompt, stop=stop) for prompt in prompts]
+    pieces: list[list[str]] = [[] for _ in prompts]
+    drawn = [0] * len(prompts)
+    with evaluating(model):
+        batch = start_batch(model, prompts, samplings=samplings, weights=weights)
+        for _ in range(tokens):
+            for lane, token in batch.step().items():
+                pieces[lane].append(streams[lane].push(token))
+                drawn[lane] += 1
+            batch.leave({lane for lane in batch.lanes if streams[lane].stopped})
+            if not batch.lanes:
+                break
+    for stream, texts in zip(streams, pieces, strict=True):
+        texts.append(stream.finish())
+    return [Written(text="".join(texts), tokens=count) for texts, count in zip(pieces, drawn, strict=True)]
+
+
+def start_batch(
+    model: TransformerXL,
+    prompts: Sequence[Sequence[int]],
+    *,
+    samplings: Sequence[Sampling],
+    weights: WeightKind = "exact",
+) -> Batch:
+    """A lane for each prompt, of whatever lengths, with its own settings and seed."""
+    samplers = [Sampler(sampling) for sampling in samplings]
+    for sampler, prompt in zip(samplers, prompts, strict=True):
+        sampler.saw(prompt)
+    return Batch(read_prompts(model, prompts, weights=weights), samplers)
+
+
+def read_prompts(model: TransformerXL, prompts: Sequence[Sequence[int]], *, weights: WeightKind = "exact") -> Reader:
+    """A reader with a lane for each prompt. Every prompt is read for itself, and once, however many lanes share it."""
+    if not prompts or not all(len(prompt) for prompt in prompts):
         raise InputError("the prompt holds no tokens; give at least one")
-    generator = torch.Generator().manual_seed(sampling.seed)
+    if model.config.memory:
+        return _read_each(Engine(model, weights=weights), prompts)
+    if weights != "exact":
+        raise InputError(f"weights: {weights!r} is for models with memory; give this one a memory, or take 'exact'")
+    return _read_each(Windows(model), prompts)
+
+
+def _read_each(fresh: Reader, prompts: Sequence[Sequence[int]]) -> Reader:
+    device = fresh.model.vocabulary.bias_V.device
+    place_of: dict[tuple[int, ...], int] = {}
+    places = [place_of.setdefault(tuple(prompt), len(place_of)) for prompt in prompts]
+    readers = [fresh, *(fresh.select([0]) for _ in range(len(place_of) - 1))]
+    for reader, prompt in zip(readers, place_of, strict=True):
+        for start in range(0, len(prompt), READ_AT_ONCE):
+            reader.read(torch.tensor([prompt[start : start + READ_AT_ONCE]], device=device))
+    joined = readers[0] if len(readers) == 1 else type(fresh).joined(readers)
+    return joined if len(prompts) == len(readers) else joined.select(places)
+
+
+@contextmanager
+def evaluating(model: TransformerXL) -> Iterator[None]:
+    """The model without dropout; as it was, afterwards."""
     training = model.training
     model.eval()
     try:
-        reader = _reader(model)
-        log_probability_V = reader(list(prompt))
-        for drawn in range(tokens):
-            token = pick(log_probability_V.cpu(), sampling=sampling, generator=generator)
-            yield token
-            if drawn < tokens - 1:
-                log_probability_V = reader([token])
+        yield
     finally:
         model.train(training)
-
-
-def _reader(model: TransformerXL) -> Callable[[list[int]], Tensor]:
-    """Takes the next tokens of a text, gives the log-probabilities of the one after them."""
-    device = model.vocabulary.bias_V.device
-    if model.config.memory:
-        engine = Engine(model)
-        return lambda tokens: engine.feed(torch.tensor([tokens], device=device))[0]
-    window = min(WINDOW, model.config.learned_positions or WINDOW)
-    text: list[int] = []
-
-    def read_again(tokens: list[int]) -> Tensor:
-        """Without memory the whole window is read again for each token, as the vanilla model must."""
-        text.extend(tokens)
-        del text[:-window]
-        with torch.inference_mode():
-            return model.log_probabilities(model(torch.tensor([text], device=device)).hidden_BTD[0, -1])
-
-    return read_again
-
-
-def pick(log_probability_V: Tensor, *, sampling: Sampling, generator: torch.Generator) -> int:
-    """One token from a distribution, after temperature, top-k and top-p in this order."""
-    if sampling.temperature == 0.0:
-        return int(log_probability_V.argmax())
-    scaled_V = log_probability_V.double() / sampling.temperature
-    if 0 < sampling.top_k < len(scaled_V):
-        best_K, index_K = scaled_V.topk(sampling.top_k)
-    else:
-        best_K, index_K = scaled_V.sort(descending=True)
-    probability_K = best_K.softmax(-1)
-    if sampling.top_p < 1.0:
-        # A token stays while those before it have not yet reached top_p: the first that crosses it is kept.
-        before_K = probability_K.cumsum(-1) - probability_K
-        probability_K = probability_K * (before_K < sampling.top_p)
-    return int(index_K[torch.multinomial(probability_K, 1, generator=generator)])
-
-
-def text_pieces(tokenizer: Tokenizer, tokens: Iterator[int], *, before: Sequence[int] = ()) -> Iterator[str]:
-    """Text as it becomes certain: never half of a character. `before` are tokens already shown."""
-    ids = list(before)
-    shown = len(tokenizer.decode(ids)) if ids else 0
-    for token in tokens:
-        ids.append(token)
-        text = tokenizer.decode(ids)
-        certain = len(text.rstrip("\ufffd"))
-        if certain > shown:
-            yield text[shown:certain]
-            shown = certain
-    rest = tokenizer.decode(ids)[shown:] if ids else ""
-    if rest:
-        yield rest
-
-
-def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """The prompt as tokens; an empty one starts after an end of line, as every text does somewhere."""
-    ids = tokenizer.encode(prompt) if prompt else tokenizer.encode("\n")
-    return [int(token) for token in ids] if len(ids) else [0]

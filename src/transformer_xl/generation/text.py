@@ -1,0 +1,111 @@
+"""Tokens of one lane -> text as it becomes certain: whole characters only, nothing of a stop string, the same work for every token."""
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+
+from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer
+from transformer_xl.errors import DataError, InputError
+
+
+class TextStream:
+    """`before` are tokens already shown: they decide about the space before the next word, or begin a character that is still open.
+
+    A stop string counts from the first token pushed. The text ends as soon as one of them is complete, and before it; until then, whatever
+    could be the beginning of one is held back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, before: Iterable[int] = (), stop: Sequence[str] = ()) -> None:
+        if "" in stop:
+            raise InputError("stop: an empty text stops everything before it begins; leave it out")
+        self.stopped = False
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stop = tuple(stop)
+        self._held = ""
+        self._marks, self._line_begins = 0, True
+        for token in before:
+            self._decoder.decode(self._bytes(token))
+
+    def push(self, token: int) -> str:
+        """What has become certain with this token."""
+        return self._released(self._decoder.decode(self._bytes(token)))
+
+    def finish(self) -> str:
+        """What was held back, when no more tokens come; a character that was never completed is shown as U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._released(self._decoder.decode(b"", final=True))
+        return text if self.stopped else text + self._held
+
+    def fork(self) -> "TextStream":
+        other = copy(self)
+        other._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
+    def _bytes(self, token: int) -> bytes:
+        if not isinstance(self._tokenizer, WordTokenizer):
+            return self._tokenizer.decode_bytes([token])
+        if token == self._tokenizer.mark:
+            self._marks += 1
+            if self._tokenizer.marks == "sentences" and self._marks % 2:
+                return b""
+            self._line_begins = True
+            return b"\n"
+        space = b"" if self._line_begins else b" "
+        self._line_begins = False
+        return space + self._tokenizer.decode_bytes([token])
+
+    def _released(self, text: str) -> str:
+        if not self._stop:
+            return text
+        text = self._held + text
+        complete = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
+        if complete:
+            self.stopped, self._held = True, ""
+            return text[: min(complete)[1]]  # the one that was complete first, however the text was cut into tokens
+        longest = max(map(len, self._stop)) - 1
+        held = next(
+            (
+                size
+                for size in range(min(longest, len(text)), 0, -1)
+                if any(stop.startswith(text[-size:]) for stop in self._stop)
+            ),
+            0,
+        )
+        certain, self._held = text[: len(text) - held], text[len(text) - held :]
+        return certain
+
+
+def text_pieces(
+    tokenizer: Tokenizer, tokens: Iterable[int], *, before: Iterable[int] = (), stop: Sequence[str] = ()
+) -> Iterator[str]:
+    """The text of `tokens` as it becomes certain; takes no more of them once a stop string is complete."""
+    stream = TextStream(tokenizer, before=before, stop=stop)
+    for token in tokens:
+        if piece := stream.push(token):
+            yield piece
+        if stream.stopped:
+            return
+    if rest := stream.finish():
+        yield rest
+
+
+def start_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The prompt as tokens. An empty one starts at the beginning of a line, as every text does somewhere; where there are no lines, after a space."""
+    try:
+        ids = tokenizer.encode(prompt)
+    except DataError as error:
+        raise InputError(f"the prompt does not fit this model's vocabulary: {error}; leave it out") from None
+    if len(ids):
+        return [int(token) for token in ids]
+    if isinstance(tokenizer, WordTokenizer):
+        return [tokenizer.mark]
+    for start in ("\n", " "):
+        try:
+            if len(ids := tokenizer.encode(start)):
+                return [int(ids[0])]
+        except DataError:
+            continue
+    return [0]
