@@ -19,6 +19,7 @@ def small_buffers(monkeypatch):
     """So small that every test moves its memory several times."""
     monkeypatch.setattr(engine, "ROOM", 7)
     monkeypatch.setattr(engine, "CHUNK", 5)
+    monkeypatch.setattr(engine, "LEAST_CHUNK", 3)
 
 
 @st.composite

@@ -7,9 +7,9 @@ them anew from hidden states (there the weights change).
 Exact: the same numbers as the model's own forward with memory M, under either rule of sight.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -22,6 +22,8 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import atomic_file
+from transformer_xl.inference import kernels
+from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.encodings import Distances
@@ -31,20 +33,59 @@ from transformer_xl.model.transformer import Layer
 Sight = Literal["last", "segment"]
 """What a token sees. last: itself and the M before it, however the text is cut. segment: the paper's rule, the M before its segment and all of it before
 the token. A model with `same_length` keeps its own."""
-CHUNK = 128
-"""Longer texts are read in pieces of this many tokens under the rule `last`, where it makes no difference."""
-ROOM = 1024
-"""Positions of a buffer beyond its memory: so many tokens pass between two moves."""
+CHUNK = 512
+"""Longer texts are read in pieces of so many tokens, all lanes together, under the rule `last`, where it makes no difference."""
+LEAST_CHUNK = 96
+"""And of no fewer in one lane."""
+ROOM = 512
+"""Positions of a buffer beyond its memory, or half the memory if that is more: so many tokens pass between two moves."""
+UNLIMITED = 1 << 40
 
 
 def kept_bytes(config: ModelConfig, *, lanes: int) -> int:
     """What the keys and values of an engine take in float32."""
-    return lanes * config.n_layer * 2 * (config.memory + ROOM) * config.n_head * config.d_head * 4
+    return lanes * config.n_layer * 2 * room(config.memory) * config.n_head * config.d_head * 4
+
+
+def room(memory: int) -> int:
+    return memory + max(ROOM, memory // 2)
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Projected relative keys as the kernels read them, [H, panel, K, P]: panel p holds the distances pP + P-1 down to pP."""
+
+    distances: int
+    """How many are told apart; farther ones look like the last."""
+    count: int
+    layers: list[tuple[Tensor | None, ...]]
+    """u, v, relative keys and biases by distance (scaled) of each layer; None where the encoding has none."""
+
+    @classmethod
+    def of(cls, model: TransformerXL, distances: int) -> "Panels":
+        P = kernels.panel_width(model.vocabulary.bias_V.dtype)
+        count = -(-distances // P)
+        row_R = torch.arange(count * P).clamp(max=distances - 1).view(count, P).flip(1)
+        layers: list[tuple[Tensor | None, ...]] = []
+        for layer in model.encoding.distances(distances):
+            key_HSK, bias_HS = layer.relative_key_HSK, layer.distance_bias_HS
+            falling_R = distances - 1 - row_R  # the columns that `Distances` keeps them in
+            panels_HRKP = None if key_HSK is None else key_HSK[:, falling_R].transpose(2, 3).contiguous()
+            bias_HRP = None if bias_HS is None else (bias_HS * model.config.d_head**-0.5)[:, falling_R].contiguous()
+            u_HK, v_HK = layer.content_bias_HK, layer.position_bias_HK
+            layers.append((u_HK, v_HK, panels_HRKP, bias_HRP))
+        return cls(distances, count, layers)
 
 
 class Engine:
     def __init__(
-        self, model: TransformerXL, *, lanes: int = 1, memory: int | None = None, sight: Sight = "last"
+        self,
+        model: TransformerXL,
+        *,
+        lanes: int = 1,
+        memory: int | None = None,
+        sight: Sight = "last",
+        weights: WeightKind = "exact",
     ) -> None:
         config = model.config
         self.memory = config.memory if memory is None else memory
@@ -56,8 +97,13 @@ class Engine:
             raise InputError(
                 f"encoding {config.encoding} has no memory to keep; read its text in whole windows instead"
             )
+        like = model.vocabulary.bias_V
+        if weights == "int8" and like.dtype != torch.float32:
+            raise InputError(f"weights: 'int8' is for float32 models, and this one is {like.dtype}; take 'exact'")
         self.model = model
         self.sight = sight
+        self._compiled = kernels.usable(like)
+        self.linear = Linear(weights, compiled=self._compiled)
         self.valid_B = torch.zeros(lanes, dtype=torch.int64)
         """How many kept positions of each lane are real."""
         self.read_B = torch.zeros(lanes, dtype=torch.int64)
@@ -66,16 +112,22 @@ class Engine:
         """What the next token will be predicted from."""
         self._layers = cast(list[Layer], list(model.layers))
         self._end = self.memory
-        like = model.vocabulary.bias_V
-        shape = (lanes, config.n_head, self.memory + ROOM, config.d_head)
+        shape = (lanes, config.n_head, room(self.memory), config.d_head)
         self._keys = [like.new_zeros(shape) for _ in range(config.n_layer)]
         self._values = [like.new_zeros(shape) for _ in range(config.n_layer)]
         self._distances: list[Distances] = []
+        self._panels: Panels | None = None
+        self._table: tuple[kernels.Sizes, Tensor] | None = None
         self.reset(range(lanes))
 
     @property
     def lanes(self) -> int:
         return len(self.valid_B)
+
+    @property
+    def chunk(self) -> int:
+        """How many tokens of each lane are read at a time."""
+        return max(LEAST_CHUNK, CHUNK // self.lanes)
 
     @torch.inference_mode()
     def read(self, tokens_BT: Tensor) -> Tensor:
@@ -87,7 +139,8 @@ class Engine:
             )
         if tokens_BT.shape[0] != self.lanes:
             raise InputError(f"tokens for {tokens_BT.shape[0]} lanes, where the engine has {self.lanes}")
-        step = tokens_BT.shape[1] if self.sight == "segment" and not self.model.config.same_length else CHUNK
+        whole = self.sight == "segment" and not self.model.config.same_length
+        step = tokens_BT.shape[1] if whole else self.chunk
         parts = [self._read(tokens_BT[:, start : start + step]) for start in range(0, tokens_BT.shape[1], step)]
         hidden_BTD = torch.cat(parts, dim=1)
         self.last_hidden_BD = hidden_BTD[:, -1]
@@ -96,7 +149,16 @@ class Engine:
     @torch.inference_mode()
     def feed(self, tokens_BT: Tensor) -> Tensor:
         """Reads the tokens; log-probabilities of the one after them, [B, V]."""
-        return self.model.log_probabilities(self.read(tokens_BT)[:, -1])
+        return self.model.vocabulary.log_probabilities(self.read(tokens_BT)[:, -1], linear=self.linear)
+
+    @torch.inference_mode()
+    def head_logits(self, hidden_BD: Tensor) -> Tensor:
+        """The vocabulary's, with this engine's weights."""
+        return self.model.vocabulary.head_logits(hidden_BD, linear=self.linear)
+
+    @torch.inference_mode()
+    def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor:
+        return self.model.vocabulary.cluster_logits(cluster, hidden_BD, linear=self.linear)
 
     @torch.inference_mode()
     def score(self, tokens_BT: Tensor) -> Tensor:
@@ -105,7 +167,8 @@ class Engine:
         hidden_BTD = self.read(tokens_BT)
         if before_BD is None:
             before_BD = torch.zeros_like(hidden_BTD[:, 0])
-        loss_BT = self.model.vocabulary.loss(torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1), tokens_BT)
+        before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
+        loss_BT = self.model.vocabulary.loss(before_BTD, tokens_BT, linear=self.linear)
         loss_BT[unread_B.to(loss_BT.device), 0] = float("nan")
         return loss_BT
 
@@ -118,17 +181,18 @@ class Engine:
         zeros = self.model.config.initial_memory == "zeros"
         self.valid_B[chosen] = self.memory if zeros else 0
         for number, layer in enumerate(self._layers if zeros else ()):
-            key_BHSK, value_BHSK = layer.keys_and_values(
-                layer.prepared(self._keys[0].new_zeros(1, 1, self.model.config.d_model))
-            )
-            self._keys[number][chosen, :, self._end - self.memory : self._end] = key_BHSK
-            self._values[number][chosen, :, self._end - self.memory : self._end] = value_BHSK
+            zero_D = self._keys[0].new_zeros(self.model.config.d_model)
+            prepared_D = layer.attention_norm(zero_D) if self.model.config.norm == "pre" else zero_D
+            kept_2HK = self.linear(prepared_D, layer.key_value.weight).view(2, self.model.config.n_head, -1)
+            for buffer, kept_HK in zip((self._keys[number], self._values[number]), kept_2HK, strict=True):
+                buffer[chosen, :, self._end - self.memory : self._end] = kept_HK[:, None]
 
     def select(self, lanes: Iterable[int]) -> "Engine":
         """A new engine with these lanes, in this order; a lane named twice is forked. The weights are shared, the memory is not."""
         chosen = list(lanes)
         self._check(chosen)
         other = copy(self)
+        other._table = None
         other._keys = [keys[chosen] for keys in self._keys]
         other._values = [values[chosen] for values in self._values]
         other.valid_B, other.read_B = self.valid_B[chosen], self.read_B[chosen]
@@ -151,14 +215,16 @@ class Engine:
             file.write(save_tensors(tensors, {"sight": self.sight}))
 
     @classmethod
-    def restore(cls, model: TransformerXL, path: Path | str, *, sight: Sight = "last") -> "Engine":
+    def restore(
+        cls, model: TransformerXL, path: Path | str, *, sight: Sight = "last", weights: WeightKind = "exact"
+    ) -> "Engine":
         try:
             tensors = load_tensors(Path(path).read_bytes())
             lanes, heads, memory, width = tensors["keys.0"].shape
             shape = (model.config.n_layer, model.config.n_head, model.config.d_head)
             if (len([name for name in tensors if name.startswith("keys.")]), heads, width) != shape:
                 raise CheckpointError(f"{path} is the memory of another model; restore it with the model that saved it")
-            engine = cls(model, lanes=lanes, memory=memory, sight=sight)
+            engine = cls(model, lanes=lanes, memory=memory, sight=sight, weights=weights)
             for number in range(model.config.n_layer):
                 engine._keys[number][:, :, :memory] = tensors[f"keys.{number}"]
                 engine._values[number][:, :, :memory] = tensors[f"values.{number}"]
@@ -175,43 +241,80 @@ class Engine:
     def _read(self, tokens_BT: Tensor) -> Tensor:
         model, T = self.model, tokens_BT.shape[1]
         self._make_room(T)
-        M = self._kept()
-        S = M + T
-        limit = self._visible_distance()
-        valid_B = None if bool((self.valid_B >= M).all()) else self.valid_B.clamp(max=M)
-        hidden_BTS = hidden_keys(memory=M, segment=T, valid_B=valid_B, visible_distance=limit, device=tokens_BT.device)
         hidden_BTD = model.encoding.enter_first(model.vocabulary.embed(tokens_BT))
-        begin, end = self._end - M, self._end + T
-        for number, layer in enumerate(self._layers):
-            prepared_BTD = layer.prepared(hidden_BTD)
-            key_BHTK, value_BHTK = layer.keys_and_values(prepared_BTD)
-            self._keys[number][:, :, self._end : end] = key_BHTK
-            self._values[number][:, :, self._end : end] = value_BHTK
-            keys_BHSK, values_BHSK = self._keys[number][:, :, begin:end], self._values[number][:, :, begin:end]
-            hidden_BTD = layer.answer(
-                hidden_BTD,
-                prepared_BTD,
-                keys_BHSK,
-                values_BHSK,
-                self._distances_of(number, S),
-                hidden_BTS,
-                model.attend,
-            )
+        hidden_BTD = self._through_kernels(hidden_BTD) if self._compiled else self._through_torch(hidden_BTD)
         if model.final_norm is not None:
             hidden_BTD = model.final_norm(hidden_BTD)
-        self._end = end
+        self._end += T
         self.valid_B = (self.valid_B + T).clamp(max=self.memory)
         self.read_B = self.read_B + T
         return hidden_BTD
+
+    def _through_kernels(self, hidden_BTD: Tensor) -> Tensor:
+        T, limit, lowest_B = hidden_BTD.shape[1], self._visible_distance(), self._end - self.valid_B
+        sizes, layers_NP = self._addresses(self.memory + T if limit is None else limit + 1)
+        sizes.end = self._end
+        sizes.limit = UNLIMITED if limit is None else limit
+        if T == 1:
+            hidden_BD = hidden_BTD[:, 0].contiguous()
+            kernels.step(sizes, self.model.config.norm_eps, layers_NP, hidden_BD, lowest_B)
+            return hidden_BD[:, None]
+
+        def attend(number: int, query_BTX: Tensor, key_value_BTX: Tensor) -> Tensor:
+            return kernels.attend(sizes, layers_NP[number], query_BTX, key_value_BTX, lowest_B)
+
+        for number in range(len(self._layers)):
+            hidden_BTD = self._layer(number, hidden_BTD, attend)
+        return hidden_BTD
+
+    def _through_torch(self, hidden_BTD: Tensor) -> Tensor:
+        B, T, _ = hidden_BTD.shape
+        M, H, K = min(self.memory, int(self.valid_B.max())), self.model.config.n_head, self.model.config.d_head
+        valid_B = None if bool((self.valid_B >= M).all()) else self.valid_B
+        hidden_BTS = hidden_keys(
+            memory=M, segment=T, valid_B=valid_B, visible_distance=self._visible_distance(), device=hidden_BTD.device
+        )
+        begin, end = self._end - M, self._end + T
+
+        def attend(number: int, query_BTX: Tensor, key_value_BTX: Tensor) -> Tensor:
+            key_BHTK, value_BHTK = key_value_BTX.view(B, T, 2, H, K).permute(2, 0, 3, 1, 4)
+            self._keys[number][:, :, self._end : end] = key_BHTK
+            self._values[number][:, :, self._end : end] = value_BHTK
+            mixed_BHTK = self.model.attend(
+                query_BTX.view(B, T, H, K).transpose(1, 2),
+                self._keys[number][:, :, begin:end],
+                self._values[number][:, :, begin:end],
+                distances=self._distances_of(number, M + T),
+                hidden_BTS=hidden_BTS,
+                dropout=lambda probability_BHTS: probability_BHTS,
+            )
+            return mixed_BHTK.transpose(1, 2).reshape(B, T, H * K)
+
+        for number in range(len(self._layers)):
+            hidden_BTD = self._layer(number, hidden_BTD, attend)
+        return hidden_BTD
+
+    def _layer(self, number: int, hidden_BTD: Tensor, attend: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+        """The model's layer without dropout; `attend` also puts its keys and values where they are kept."""
+        layer, linear, pre = self._layers[number], self.linear, self.model.config.norm == "pre"
+        prepared_BTD = layer.attention_norm(hidden_BTD) if pre else hidden_BTD
+        query_BTX, key_value_BTX = (
+            linear(prepared_BTD, layer.query.weight),
+            linear(prepared_BTD, layer.key_value.weight),
+        )
+        mixed_BTX = attend(number, query_BTX, key_value_BTX)
+        hidden_BTD = hidden_BTD + linear(mixed_BTX, layer.attention_output.weight)
+        if not pre:
+            hidden_BTD = layer.attention_norm(hidden_BTD)
+        asking_BTD = layer.feed_forward_norm(hidden_BTD) if pre else hidden_BTD
+        inner_BTF = linear(asking_BTD, layer.inner.weight, layer.inner.bias).relu_()
+        hidden_BTD = hidden_BTD + linear(inner_BTF, layer.outer.weight, layer.outer.bias)
+        return hidden_BTD if pre else layer.feed_forward_norm(hidden_BTD)
 
     def _visible_distance(self) -> int | None:
         if self.model.config.same_length:
             return replace(self.model.config, memory=self.memory).visible_distance
         return self.memory if self.sight == "last" else None
-
-    def _kept(self) -> int:
-        """How far back any lane has something real: a young engine looks at no empty room."""
-        return min(self.memory, int(self.valid_B.max()))
 
     def _make_room(self, tokens: int) -> None:
         """Moves the memory to the front of its buffer when the tokens would not fit behind it; longer ones get a longer buffer."""
@@ -223,15 +326,16 @@ class Engine:
                 kept = buffer[:, :, self._end - self.memory : self._end].clone()
                 if self.memory + tokens > W:
                     B, H, _, K = buffer.shape
-                    buffers[number] = buffer = buffer.new_zeros(B, H, self.memory + tokens + ROOM, K)
+                    buffers[number] = buffer = buffer.new_zeros(B, H, room(self.memory) + tokens, K)
                 buffer[:, :, : self.memory] = kept
         self._end = self.memory
+        self._table = None
 
     def _distances_of(self, layer: int, length: int) -> Distances:
         """The projected relative keys of the `length` nearest distances: the end of a table that is made once and grows rarely."""
         known = self._distances[0].relative_key_HSK if self._distances else None
         if known is None or known.shape[1] < length:
-            self._distances = self.model.encoding.distances(max(length, self.memory + CHUNK))
+            self._distances = self.model.encoding.distances(max(length, self.memory + self.chunk))
         table = self._distances[layer]
         key_HSK, bias_HS = table.relative_key_HSK, table.distance_bias_HS
         return replace(
@@ -239,6 +343,42 @@ class Engine:
             relative_key_HSK=None if key_HSK is None else key_HSK[:, key_HSK.shape[1] - length :],
             distance_bias_HS=None if bias_HS is None else bias_HS[:, bias_HS.shape[1] - length :],
         )
+
+    def _addresses(self, distances: int) -> tuple[kernels.Sizes, Tensor]:
+        """Where the kernels find everything, for this many distances: made anew only when something moved."""
+        farthest = self.model.encoding.farthest
+        distances = distances if farthest is None else farthest + 1
+        if self._panels is None or self._panels.distances < distances:
+            self._panels = Panels.of(self.model, distances)
+            self._table = None
+        if self._table is None:
+            self._table = self._make_table(self._panels)
+        return self._table
+
+    def _make_table(self, panels: Panels) -> tuple[kernels.Sizes, Tensor]:
+        config, address = self.model.config, kernels.address
+        rows = []
+        for number, layer in enumerate(self._layers):
+            linears = (layer.query, layer.key_value, layer.attention_output, layer.inner, layer.outer)
+            row = [address(part) for linear in linears for part in self.linear.stored(linear.weight)]
+            row += [address(linear.bias) for linear in (layer.inner, layer.outer)]
+            for norm in (layer.attention_norm, layer.feed_forward_norm):
+                row += [address(norm.weight), address(norm.bias)]
+            row += [address(self._keys[number]), address(self._values[number])]
+            rows.append(row + [address(part) for part in panels.layers[number]])
+        sizes = kernels.Sizes(
+            layers=config.n_layer,
+            lanes=self.lanes,
+            heads=config.n_head,
+            width=config.d_head,
+            model=config.d_model,
+            inner=config.d_inner,
+            room=self._keys[0].shape[2],
+            distances=panels.distances,
+            panels=panels.count,
+            pre_norm=config.norm == "pre",
+        )
+        return sizes, torch.tensor(rows, dtype=torch.int64)
 
     def _check(self, lanes: list[int]) -> None:
         for lane in lanes:

@@ -54,6 +54,11 @@ class Encoding(nn.Module):
     def initialise(self) -> None:
         """Draws this encoding's own weights; those of linear layers are drawn by the model."""
 
+    @property
+    def farthest(self) -> int | None:
+        """Distances beyond this one look like it; None where each looks different."""
+        return None
+
     def enter_first(self, hidden_BTD: Tensor) -> Tensor:
         """Before the first layer and before dropout."""
         return hidden_BTD
@@ -84,11 +89,15 @@ class RelativeEncoding(Encoding):
         nn.init.normal_(self.content_bias_PHK, 0.0, self.config.init_std)
         nn.init.normal_(self.position_bias_PHK, 0.0, self.config.init_std)
 
+    @property
+    def farthest(self) -> int | None:
+        return self.config.clamp_len or None
+
     def distances(self, length: int) -> list[Distances]:
         weight = self.content_bias_PHK
         distance_S = falling(length, device=weight.device)
-        if self.config.clamp_len:
-            distance_S = distance_S.clamp(max=self.config.clamp_len)
+        if self.farthest is not None:
+            distance_S = distance_S.clamp(max=self.farthest)
         # Autocast is off in here: a bf16 product would blur neighbouring distances. It is small, having no lanes in it.
         with torch.autocast(weight.device.type, enabled=False):
             position_SD = sinusoid(distance_S, width=self.config.d_model, dtype=weight.dtype)
@@ -126,9 +135,12 @@ class ShawEncoding(Encoding):
             nn.init.normal_(self.content_bias_NHK, 0.0, self.config.init_std)
             nn.init.zeros_(self.distance_bias_NRH)
 
+    @property
+    def farthest(self) -> int:
+        return (self.config.clamp_len or self.config.learned_positions) - 1
+
     def distances(self, length: int) -> list[Distances]:
-        rows = self.config.clamp_len or self.config.learned_positions
-        row_S = falling(length, device=self.distance_key_NRHK.device).clamp(max=rows - 1)
+        row_S = falling(length, device=self.distance_key_NRHK.device).clamp(max=self.farthest)
         return [
             Distances(
                 relative_key_HSK=self.distance_key_NRHK[layer][row_S].transpose(0, 1),

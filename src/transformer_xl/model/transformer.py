@@ -50,35 +50,13 @@ class Layer(nn.Module):
         hidden_BTS: Tensor,
         attend: Callable[..., Tensor],
     ) -> Tensor:
-        T = hidden_BTD.shape[1]
-        source_BSD = torch.cat([memory_BMD, hidden_BTD], dim=1) if memory_BMD.shape[1] else hidden_BTD
-        prepared_BSD = self.prepared(source_BSD)
-        key_BHSK, value_BHSK = self.keys_and_values(prepared_BSD)
-        return self.answer(hidden_BTD, prepared_BSD[:, -T:], key_BHSK, value_BHSK, distances, hidden_BTS, attend)
-
-    def prepared(self, hidden_BTD: Tensor) -> Tensor:
-        """What keys and values are made of: the layer's input, normalised where the norm comes first. It knows no neighbours, so it can be kept."""
-        return hidden_BTD if self.config.norm == "post" else self.attention_norm(hidden_BTD)
-
-    def keys_and_values(self, prepared_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        B, S, H, K = *prepared_BSD.shape[:2], self.config.n_head, self.config.d_head
-        key_BHSK, value_BHSK = self.key_value(prepared_BSD).view(B, S, 2, H, K).permute(2, 0, 3, 1, 4)
-        return key_BHSK, value_BHSK
-
-    def answer(
-        self,
-        hidden_BTD: Tensor,
-        prepared_BTD: Tensor,
-        key_BHSK: Tensor,
-        value_BHSK: Tensor,
-        distances: Distances,
-        hidden_BTS: Tensor,
-        attend: Callable[..., Tensor],
-    ) -> Tensor:
-        """The layer's output for a segment, given the keys and values of all that it may see."""
         B, T, H, K = *hidden_BTD.shape[:2], self.config.n_head, self.config.d_head
         pre = self.config.norm != "post"
-        asking_BTD = prepared_BTD if self.config.norm == "pre" else hidden_BTD
+        source_BSD = torch.cat([memory_BMD, hidden_BTD], dim=1) if memory_BMD.shape[1] else hidden_BTD
+        if pre:
+            source_BSD = self.attention_norm(source_BSD)
+        asking_BTD = source_BSD[:, -T:] if self.config.norm == "pre" else hidden_BTD
+        key_BHSK, value_BHSK = self.key_value(source_BSD).view(B, -1, 2, H, K).permute(2, 0, 3, 1, 4)
         mixed_BHTK = attend(
             self.query(asking_BTD).view(B, T, H, K).transpose(1, 2),
             key_BHSK,

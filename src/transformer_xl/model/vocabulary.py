@@ -8,6 +8,7 @@ A plain softmax is the case of no cutoffs: a head and no tails.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from torch.nn import functional as F
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.dropout import word_dropout
 from transformer_xl.model.protocol import NOT_A_TARGET
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""As F.linear; an engine gives its own, which reads the same matrices faster."""
 
 
 class Vocabulary(nn.Module):
@@ -95,7 +99,7 @@ class Vocabulary(nn.Module):
 
     # --- out
 
-    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, *, linear: Linear = F.linear) -> Tensor:
         """[B, T] in nats, in token order. A tail is computed for its own targets only."""
         config, edges = self.config, self.config.cluster_edges
         hidden_PD, target_P = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), targets_BT.reshape(-1)
@@ -103,40 +107,40 @@ class Vocabulary(nn.Module):
         for cluster in range(1, config.clusters):
             in_tail_P = (target_P >= edges[cluster]) & (target_P < edges[cluster + 1])
             column_P = torch.where(in_tail_P, edges[1] + cluster - 1, column_P)
-        loss_P = self._cross_entropy(self.head_logits(hidden_PD), column_P)
+        loss_P = self._cross_entropy(self.head_logits(hidden_PD, linear=linear), column_P)
         for cluster in range(1, config.clusters):
             place_P = ((target_P >= edges[cluster]) & (target_P < edges[cluster + 1])).nonzero().squeeze(1)
             if place_P.numel():
                 tail_loss_P = self._cross_entropy(
-                    self.cluster_logits(cluster, hidden_PD[place_P]), target_P[place_P] - edges[cluster]
+                    self.cluster_logits(cluster, hidden_PD[place_P], linear=linear), target_P[place_P] - edges[cluster]
                 )
                 loss_P = loss_P.index_add(0, place_P, tail_loss_P)
         return loss_P.view(targets_BT.shape)
 
-    def log_probabilities(self, hidden: Tensor) -> Tensor:
+    def log_probabilities(self, hidden: Tensor, *, linear: Linear = F.linear) -> Tensor:
         """[..., V]: the whole distribution, every tail opened."""
         config = self.config
-        head = self._log_softmax(self.head_logits(hidden))
+        head = self._log_softmax(self.head_logits(hidden, linear=linear))
         parts = [head[..., : config.cluster_edges[1]]]
         for cluster in range(1, config.clusters):
-            tail = self._log_softmax(self.cluster_logits(cluster, hidden))
+            tail = self._log_softmax(self.cluster_logits(cluster, hidden, linear=linear))
             parts.append(tail + head[..., config.cluster_edges[1] + cluster - 1, None])
         return torch.cat(parts, dim=-1)
 
-    def head_logits(self, hidden: Tensor) -> Tensor:
+    def head_logits(self, hidden: Tensor, *, linear: Linear = F.linear) -> Tensor:
         """[..., cutoff + tails] before the softmax: the head's words, then one for each tail."""
-        logits = self.cluster_logits(0, hidden)
+        logits = self.cluster_logits(0, hidden, linear=linear)
         if self.tail_weight_CE is None:
             return logits
-        tails = F.linear(self._project_out(0, hidden), self.tail_weight_CE, self.tail_bias_C)
+        tails = linear(self._project_out(0, hidden), self.tail_weight_CE, self.tail_bias_C)
         return torch.cat([logits, tails], dim=-1)
 
-    def cluster_logits(self, cluster: int, hidden: Tensor) -> Tensor:
+    def cluster_logits(self, cluster: int, hidden: Tensor, *, linear: Linear = F.linear) -> Tensor:
         """[..., size of the cluster] before the softmax of its own."""
         low, high = self.config.cluster_edges[cluster : cluster + 2]
         tables = self.tables if self.config.tie_embeddings else self.output_tables
         weight_VE = tables[0][low:high] if self.one_table else tables[cluster]
-        return F.linear(self._project_out(cluster, hidden), weight_VE, self.bias_V[low:high])
+        return linear(self._project_out(cluster, hidden), weight_VE, self.bias_V[low:high])
 
     def _project_out(self, cluster: int, hidden: Tensor) -> Tensor:
         if not self.config.has_projection(cluster):

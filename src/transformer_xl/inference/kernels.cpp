@@ -1,0 +1,625 @@
+// What inference does most, for one machine: one token through every layer (`step`), many tokens through one attention (`attend`), and a
+// matrix times a few vectors (`linear`). Plain C++ with the compiler's own vectors, built in seconds.
+//
+// Shapes follow the Python side: B lane, T position, H head, K head width, D model width, F inner width. Keys and values are [B, H, room, K].
+// Relative keys are [H, panel, K, P]: panel p holds the distances pP + P-1 down to pP, so that scores by distance stand in the order of the
+// keys. Distances past the last one read the last one (the clamp).
+
+#include <omp.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#else
+constexpr int BYTES = 32;
+#endif
+
+using i64 = int64_t;
+
+template <class T>
+struct Wide {
+  static constexpr int width = BYTES / sizeof(T);
+  typedef T V __attribute__((vector_size(BYTES)));
+};
+
+template <class T>
+using V = typename Wide<T>::V;
+
+template <class T>
+inline V<T> load(const T* from) {
+  V<T> value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline V<float> load(const int8_t* from) {  // the one place where the compiler does not find the instruction by itself
+#if defined(__AVX512F__)
+  return (V<float>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+  return (V<float>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(BYTES / 4)));
+  Bytes value;
+  std::memcpy(&value, from, sizeof value);
+  return __builtin_convertvector(value, V<float>);
+#endif
+}
+
+template <class T>
+inline void store(T* to, V<T> value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+template <class T>
+inline T sum(V<T> value) {
+  T total = 0;
+  for (int lane = 0; lane < Wide<T>::width; ++lane) total += value[lane];
+  return total;
+}
+
+// --- exp: |error| under 2 units in the last place over the range that a softmax needs
+
+inline V<float> exponential(V<float> x) {
+  typedef int32_t I __attribute__((vector_size(BYTES)));
+  const V<float> clipped = x < -87.0f ? -87.0f - V<float>{} : x;
+  const V<float> magic = 12582912.0f - V<float>{};
+  const V<float> shifted = clipped * 1.44269504088896341f + magic;
+  const V<float> n = shifted - magic;
+  const V<float> r = (clipped - n * 0.693359375f) + n * 2.12194440e-4f;
+  V<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  I bits, power;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  power = (bits + (127 - 0x4B400000)) << 23;
+  V<float> scale;
+  std::memcpy(&scale, &power, sizeof scale);
+  const V<float> result = p * scale;
+  return x < -87.0f ? V<float>{} : result;
+}
+
+inline V<double> exponential(V<double> x) {
+  V<double> result;
+  for (int lane = 0; lane < Wide<double>::width; ++lane) result[lane] = std::exp(x[lane]);
+  return result;
+}
+
+// --- a vector laid out for dot products with rows of any width: whole vectors, then one that overlaps them, its double-counted lanes zero
+
+template <class T>
+struct Operand {
+  std::vector<T> values;
+  V<T> tail;
+  i64 size, whole;
+
+  void take(const T* from, i64 length) {
+    constexpr int W = Wide<T>::width;
+    size = length;
+    values.assign(from, from + length);
+    whole = length / W * W;
+    tail = V<T>{};
+    if (length >= W)
+      for (i64 lane = W - (length - whole); lane < W; ++lane) tail[lane] = from[length - W + lane];
+  }
+};
+
+// Dot products of R rows with L operands. Row r starts at row + r * stride.
+template <int R, int L, class T, class Weight>
+inline void dots(const Weight* row, i64 stride, const Operand<T>* operand, T out[L][R]) {
+  constexpr int W = Wide<T>::width;
+  const i64 size = operand[0].size, whole = operand[0].whole;
+  if (size < W) {
+    for (int l = 0; l < L; ++l)
+      for (int r = 0; r < R; ++r) {
+        T total = 0;
+        for (i64 i = 0; i < size; ++i) total += T(row[r * stride + i]) * operand[l].values[i];
+        out[l][r] = total;
+      }
+    return;
+  }
+  V<T> total[L][R] = {};
+  const T* x[L];
+  for (int l = 0; l < L; ++l) x[l] = operand[l].values.data();
+  for (i64 i = 0; i < whole; i += W) {
+    V<T> w[R];
+    for (int r = 0; r < R; ++r) w[r] = load(row + r * stride + i);
+    for (int l = 0; l < L; ++l) {
+      const V<T> value = load(x[l] + i);
+      for (int r = 0; r < R; ++r) total[l][r] += w[r] * value;
+    }
+  }
+  if (whole < size)
+    for (int r = 0; r < R; ++r) {
+      const V<T> w = load(row + r * stride + size - W);
+      for (int l = 0; l < L; ++l) total[l][r] += w * operand[l].tail;
+    }
+  for (int l = 0; l < L; ++l)
+    for (int r = 0; r < R; ++r) out[l][r] = sum<T>(total[l][r]);
+}
+
+constexpr int MR = 6;  // rows of a tile: with two vectors each, twelve sums, what sixteen registers hold beside the operands
+
+// C[R, 2 or 1 vectors] (+)= A[R, depth] B[depth, ...]
+template <int R, int N, bool ADD, class T>
+inline void tile(const T* a, i64 lda, const T* b, i64 ldb, T* c, i64 ldc, i64 depth) {
+  constexpr int W = Wide<T>::width;
+  V<T> total[R][N];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) total[r][n] = ADD ? load(c + r * ldc + n * W) : V<T>{};
+  for (i64 k = 0; k < depth; ++k) {
+    V<T> row[N];
+    for (int n = 0; n < N; ++n) row[n] = load(b + k * ldb + n * W);
+    for (int r = 0; r < R; ++r) {
+      const T value = a[r * lda + k];
+      for (int n = 0; n < N; ++n) total[r][n] += value * row[n];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < N; ++n) store(c + r * ldc + n * W, total[r][n]);
+}
+
+// Not inlined: on its own the compiler keeps all sums in registers, which is a third of the speed of `attend`.
+template <int N, bool ADD, class T>
+__attribute__((noinline)) void tiles(i64 rows, const T* a, i64 lda, const T* b, i64 ldb, T* c, i64 ldc, i64 depth) {
+  i64 r = 0;
+  for (; r + MR <= rows; r += MR) tile<MR, N, ADD>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth);
+  for (; r + 2 <= rows; r += 2) tile<2, N, ADD>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth);
+  for (; r < rows; ++r) tile<1, N, ADD>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth);
+}
+
+// A weight matrix [rows, columns], exact or as bytes with one scale a row.
+template <class T>
+struct Matrix {
+  const void* data;
+  const float* scale;  // null: exact
+};
+
+// Calls use(lane, row, value) for this thread's share of rows.
+template <class T, class Use>
+void multiply(const Matrix<T>& matrix, i64 first, i64 last, const std::vector<Operand<T>>& x, const Use& use) {
+  const i64 B = x.size(), columns = x[0].size;
+  auto block = [&]<int R, int L>(i64 row, i64 lane) {
+    T out[L][R];
+    if constexpr (sizeof(T) == 4) {
+      if (matrix.scale) {
+        dots<R, L, T>(static_cast<const int8_t*>(matrix.data) + row * columns, columns, &x[lane], out);
+        for (int l = 0; l < L; ++l)
+          for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r] * matrix.scale[row + r]);
+        return;
+      }
+    }
+    dots<R, L, T>(static_cast<const T*>(matrix.data) + row * columns, columns, &x[lane], out);
+    for (int l = 0; l < L; ++l)
+      for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r]);
+  };
+  for (i64 row = first; row < last;) {
+    const bool four = row + 4 <= last;
+    for (i64 lane = 0; lane < B;) {
+      if (four && lane + 2 <= B) {
+        block.template operator()<4, 2>(row, lane);
+        lane += 2;
+      } else if (four) {
+        block.template operator()<4, 1>(row, lane++);
+      } else {
+        block.template operator()<1, 1>(row, lane++);
+      }
+    }
+    row += four ? 4 : 1;
+  }
+}
+
+struct Share {
+  i64 first, last;
+};
+
+// Rows of one thread, in multiples of four so that no two threads write one cache line.
+inline Share share(i64 rows) {
+  const i64 threads = omp_get_num_threads(), mine = omp_get_thread_num();
+  const i64 fours = (rows + 3) / 4;
+  return {std::min(rows, fours * mine / threads * 4), std::min(rows, fours * (mine + 1) / threads * 4)};
+}
+
+template <class T>
+void normalise(const T* x, T* out, const T* weight, const T* bias, i64 size, double eps) {
+  T mean = 0, spread = 0;
+  for (i64 i = 0; i < size; ++i) mean += x[i];
+  mean /= size;
+  for (i64 i = 0; i < size; ++i) spread += (x[i] - mean) * (x[i] - mean);
+  const T scale = T(1) / std::sqrt(spread / size + T(eps));
+  for (i64 i = 0; i < size; ++i) out[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+}
+
+// --- what attention is told; every pointer of one layer
+
+template <class T>
+struct Layer {
+  Matrix<T> query, key_value, output, inner, outer;
+  const T *inner_bias, *outer_bias, *attention_norm, *attention_norm_bias, *feed_norm, *feed_norm_bias;
+  T *keys, *values;
+  const T *content_bias, *position_bias, *relative, *distance_bias;  // null where the encoding has none; the last is [H, panel, P], scaled
+};
+
+struct Sizes {
+  i64 layers, lanes, heads, width, model, inner, room, end, limit, distances, panels, pre_norm;
+};
+
+// One query of one head over the kept keys [lowest, here]; `scores` has room for all of them, `position` for all distances.
+template <class T>
+void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const T* query, i64 lowest, T* mixed,
+               Operand<T>& operand, std::vector<T>& scores, std::vector<T>& position) {
+  constexpr int W = Wide<T>::width;
+  const i64 K = z.width, here = z.end, count = here - lowest + 1;
+  const T scale = T(1) / std::sqrt(T(K));
+  const T* keys = layer.keys + ((lane * z.heads + head) * z.room + lowest) * K;
+  const T* values = layer.values + ((lane * z.heads + head) * z.room + lowest) * K;
+  std::vector<T> biased(K);
+  T out[1][4];
+
+  constexpr int P = 2 * W;
+  const i64 far = std::min(count, z.distances), used = (far + P - 1) / P;  // distances told apart, and their panels
+  if (layer.relative) {
+    for (i64 k = 0; k < K; ++k)
+      biased[k] = (query[k] + (layer.position_bias ? layer.position_bias[head * K + k] : T(0))) * scale;
+    for (i64 panel = 0; panel < used; ++panel) {
+      const i64 at = head * z.panels + panel;
+      T* to = &position[(used - 1 - panel) * P];
+      tile<1, 2, false>(biased.data(), K, layer.relative + at * K * P, P, to, P, K);
+      if (layer.distance_bias)
+        for (int p = 0; p < P; ++p) to[p] += layer.distance_bias[at * P + p];
+    }
+  }
+
+  for (i64 k = 0; k < K; ++k)
+    biased[k] = (query[k] + (layer.content_bias ? layer.content_bias[head * K + k] : T(0))) * scale;
+  operand.take(biased.data(), K);
+  i64 j = 0;
+  for (; j + 4 <= count; j += 4) {
+    dots<4, 1, T>(keys + j * K, K, &operand, out);
+    for (int i = 0; i < 4; ++i) scores[j + i] = out[0][i];
+  }
+  for (; j < count; ++j) {
+    T one[1][1];
+    dots<1, 1, T>(keys + j * K, K, &operand, one);
+    scores[j] = one[0][0];
+  }
+  T best = -std::numeric_limits<T>::infinity();
+  if (layer.relative) {
+    const T* by_key = &position[used * P - count];  // distance r stands at used * P - 1 - r
+    const i64 clamped = count - far;                // the farthest share the last distance
+    const T last = position[used * P - far];
+    for (j = 0; j < clamped; ++j) scores[j] += last;
+    for (; j < count; ++j) scores[j] += by_key[j];
+  }
+  for (j = 0; j < count; ++j) best = std::max(best, scores[j]);
+  V<T> total_v = {};
+  for (j = 0; j + W <= count; j += W) {
+    const V<T> p = exponential(load(&scores[j]) - best);
+    store(&scores[j], p);
+    total_v += p;
+  }
+  T total = sum<T>(total_v);
+  for (; j < count; ++j) total += scores[j] = std::exp(scores[j] - best);
+
+  const T share = T(1) / total;
+  if (K < W) {
+    for (i64 k = 0; k < K; ++k) mixed[k] = 0;
+    for (j = 0; j < count; ++j)
+      for (i64 k = 0; k < K; ++k) mixed[k] += scores[j] * values[j * K + k] * share;
+    return;
+  }
+  // Eight vectors of the mix at a time; the last one overlaps where the width is no multiple, and both write the same.
+  const i64 vectors = (K + W - 1) / W;
+  for (i64 begin = 0; begin < vectors; begin += 8) {
+    const int held = std::min<i64>(8, vectors - begin);
+    i64 at[8];
+    V<T> mix[8] = {};
+    for (int v = 0; v < 8; ++v) at[v] = std::min<i64>((begin + std::min(v, held - 1)) * W, K - W);
+    if (held == 8) {
+      for (j = 0; j < count; ++j) {
+        const T p = scores[j];
+        const T* row = values + j * K;
+        for (int v = 0; v < 8; ++v) mix[v] += p * load(row + at[v]);
+      }
+    } else {
+      for (j = 0; j < count; ++j) {
+        const T p = scores[j];
+        const T* row = values + j * K;
+        for (int v = 0; v < held; ++v) mix[v] += p * load(row + at[v]);
+      }
+    }
+    for (int v = 0; v < held; ++v) store(mixed + at[v], mix[v] * share);
+  }
+}
+
+// hidden: [B, D], embeddings in, the last layer's output out. `lowest`: the first kept position of each lane that is real and seen.
+template <class T>
+void step(const Sizes& z, double eps, const Layer<T>* layers, T* hidden, const i64* lowest, int threads) {
+  const i64 B = z.lanes, D = z.model, HK = z.heads * z.width, F = z.inner, K = z.width;
+  std::vector<T> query(B * HK), mixed(B * HK), added(B * D), inner(B * F);
+#pragma omp parallel num_threads(threads)
+  {
+    // Each thread normalises for itself: cheaper than waiting for one that does it for all.
+    std::vector<Operand<T>> x(B);
+    std::vector<T> own(hidden, hidden + B * D), prepared(D);
+    std::vector<T> scores(z.end + 1), position(z.panels * 2 * Wide<T>::width);
+    Operand<T> operand;
+    for (i64 n = 0; n < z.layers; ++n) {
+      const Layer<T>& layer = layers[n];
+      auto take = [&](const T* norm, const T* bias) {
+        for (i64 b = 0; b < B; ++b) {
+          if (norm) normalise(&own[b * D], prepared.data(), norm, bias, D, eps);
+          x[b].take(norm ? prepared.data() : &own[b * D], D);
+        }
+      };
+      // Every thread takes up what was added; after a part of a post-norm layer comes its norm.
+      auto join = [&](const T* norm, const T* bias) {
+        for (i64 b = 0; b < B; ++b) {
+          for (i64 i = 0; i < D; ++i) own[b * D + i] += added[b * D + i];
+          if (norm) normalise(&own[b * D], &own[b * D], norm, bias, D, eps);
+        }
+      };
+      take(z.pre_norm ? layer.attention_norm : nullptr, layer.attention_norm_bias);
+      Share rows = share(HK);
+      multiply<T>(layer.query, rows.first, rows.last, x, [&](i64 b, i64 row, T value) { query[b * HK + row] = value; });
+      rows = share(2 * HK);
+      multiply<T>(layer.key_value, rows.first, rows.last, x, [&](i64 b, i64 row, T value) {
+        T* kept = row < HK ? layer.keys : layer.values;
+        const i64 at = row < HK ? row : row - HK;
+        kept[((b * z.heads + at / K) * z.room + z.end) * K + at % K] = value;
+      });
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1)
+      for (i64 task = 0; task < z.heads * B; ++task) {  // one head of all lanes after another: they share its relative keys
+        const i64 head = task / B, b = task % B;
+        const i64 from = std::max(lowest[b], z.end - z.limit);
+        look_back(layer, z, b, head, &query[b * HK + head * K], from, &mixed[b * HK + head * K], operand, scores, position);
+      }
+      for (i64 b = 0; b < B; ++b) x[b].take(&mixed[b * HK], HK);
+      rows = share(D);
+      multiply<T>(layer.output, rows.first, rows.last, x, [&](i64 b, i64 row, T value) { added[b * D + row] = value; });
+#pragma omp barrier
+      join(z.pre_norm ? nullptr : layer.attention_norm, layer.attention_norm_bias);
+      take(z.pre_norm ? layer.feed_norm : nullptr, layer.feed_norm_bias);
+      rows = share(F);
+      multiply<T>(layer.inner, rows.first, rows.last, x, [&](i64 b, i64 row, T value) {
+        inner[b * F + row] = std::max(T(0), value + layer.inner_bias[row]);
+      });
+#pragma omp barrier
+      for (i64 b = 0; b < B; ++b) x[b].take(&inner[b * F], F);
+      rows = share(D);
+      multiply<T>(layer.outer, rows.first, rows.last, x, [&](i64 b, i64 row, T value) {
+        added[b * D + row] = value + layer.outer_bias[row];
+      });
+#pragma omp barrier
+      join(z.pre_norm ? nullptr : layer.feed_norm, layer.feed_norm_bias);
+    }
+#pragma omp barrier
+#pragma omp master
+    std::copy(own.begin(), own.end(), hidden);
+  }
+}
+
+template <class T>
+void linear(const Matrix<T>& matrix, const T* bias, const T* x, T* out, i64 lanes, i64 rows, i64 columns, int threads) {
+  std::vector<Operand<T>> operands(lanes);
+  for (i64 b = 0; b < lanes; ++b) operands[b].take(x + b * columns, columns);
+#pragma omp parallel num_threads(threads)
+  {
+    const Share mine = share(rows);
+    multiply<T>(matrix, mine.first, mine.last, operands, [&](i64 b, i64 row, T value) {
+      out[b * rows + row] = value + (bias ? bias[row] : T(0));
+    });
+  }
+}
+
+// --- many queries: tiles of scores that stay in cache, with a running softmax
+
+constexpr int TQ = BYTES == 64 ? 96 : 48, TK = 256;  // multiples of a panel, the first of MR too
+
+// Rows [from, from + columns) of [.., K] as panels of two vectors, [panel][K][2W]; rows outside [low, high) are zero.
+template <class T>
+void pack(const T* rows, i64 K, i64 from, i64 low, i64 high, i64 columns, T* panels) {
+  constexpr int P = 2 * Wide<T>::width;
+  for (i64 c = 0; c < columns; c += P)
+    for (int p = 0; p < P; ++p) {
+      const i64 row = from + c + p;
+      T* to = panels + c * K + p;
+      if (row < low || row >= high) {
+        for (i64 k = 0; k < K; ++k) to[k * P] = 0;
+      } else {
+        const T* source = rows + row * K;
+        for (i64 k = 0; k < K; ++k) to[k * P] = source[k];
+      }
+    }
+}
+
+template <class T>
+struct Scratch {
+  std::vector<T> content, position, scores, by_distance, keys, values, mixed, best, total, far;
+};
+
+// One head of one lane: its new keys and values, a row of `key_value` [B, T, 2, H, K] each, go to the positions end .. end+T-1 of the layer's
+// buffers; then its queries [B, T, H, K] there look back; out: the same shape.
+template <class T>
+void attend_head(const Layer<T>& layer, const Sizes& z, i64 length, i64 b, i64 head, const T* queries, const T* key_value,
+                 i64 lowest, T* out, Scratch<T>& s) {
+  constexpr int W = Wide<T>::width, P = 2 * W;
+  const i64 K = z.width, HK = z.heads * K, KP = (K + W - 1) / W * W;
+  const i64 query_tiles = (length + TQ - 1) / TQ, rows = query_tiles * TQ;
+  const T scale = T(1) / std::sqrt(T(K));
+  T* keys = layer.keys + (b * z.heads + head) * z.room * K;
+  T* values = layer.values + (b * z.heads + head) * z.room * K;
+  for (i64 i = 0; i < length; ++i) {
+    const T* row = key_value + (b * length + i) * 2 * HK + head * K;
+    std::copy(row, row + K, keys + (z.end + i) * K);
+    std::copy(row + HK, row + HK + K, values + (z.end + i) * K);
+  }
+  const i64 high = z.end + length;                                  // keys at or after this do not exist
+  const i64 low = std::max(lowest, z.end - z.limit);                // keys before this are seen by nobody
+  s.content.resize(rows * K), s.position.resize(rows * K), s.scores.resize(TQ * TK), s.by_distance.resize(TQ * (TK + TQ));
+  s.keys.resize(TK * K), s.mixed.assign(rows * KP, 0), s.total.assign(rows, 0), s.far.assign(rows, 0);
+  s.best.assign(rows, -std::numeric_limits<T>::infinity());
+  if (KP != K) s.values.assign(TK * KP, 0);
+  for (i64 i = 0; i < length; ++i)
+    for (i64 k = 0; k < K; ++k) {
+      const T q = queries[(b * length + i) * HK + head * K + k];
+      s.content[i * K + k] = (q + (layer.content_bias ? layer.content_bias[head * K + k] : T(0))) * scale;
+      s.position[i * K + k] = (q + (layer.position_bias ? layer.position_bias[head * K + k] : T(0))) * scale;
+    }
+  const T* relative = layer.relative ? layer.relative + head * z.panels * K * P : nullptr;
+  const T* distance_bias = layer.distance_bias ? layer.distance_bias + head * z.panels * P : nullptr;
+  const i64 last_distance = z.distances - 1;
+  if (relative)
+    for (i64 i = 0; i < length; ++i) {
+      const i64 panel = last_distance / P, column = P - 1 - last_distance % P;
+      T total = distance_bias ? distance_bias[panel * P + column] : T(0);
+      for (i64 k = 0; k < K; ++k) total += s.position[i * K + k] * relative[(panel * K + k) * P + column];
+      s.far[i] = total;
+    }
+
+  // Key tiles are counted back from the end of the last query tile, so that every panel of distances begins at a multiple of its width.
+  const i64 anchor = z.end + rows;
+  for (i64 m = (anchor - low + TK - 1) / TK; m >= 1; --m) {
+    const i64 j0 = anchor - m * TK;
+    if (j0 >= high) continue;
+    const i64 first = std::max(low, j0), past = std::min(high, j0 + TK);
+    pack(keys, K, j0, first, past, TK, s.keys.data());
+    const T* v = values + first * K;
+    if (KP != K) {
+      for (i64 j = first; j < past; ++j) std::copy(values + j * K, values + j * K + K, &s.values[(j - first) * KP]);
+      v = s.values.data();
+    }
+    for (i64 q0 = 0; q0 < length; q0 += TQ) {
+      const i64 count = std::min<i64>(TQ, length - q0), first_at = z.end + q0, last_at = first_at + count - 1;
+      if (j0 > last_at || std::max(first_at - z.limit, lowest) >= j0 + TK) continue;
+      for (i64 c = 0; c < TK; c += P)
+        tiles<2, false>(count, &s.content[q0 * K], K, &s.keys[c * K], P, &s.scores[c], TK, K);
+
+      const i64 farthest = first_at + TQ - 1 - j0, nearest = first_at - (j0 + TK - 1);
+      const bool all_far = relative && nearest >= last_distance;
+      if (relative && !all_far) {
+        constexpr i64 stride = TK + TQ;
+        for (i64 c = 0; c < stride; c += P) {
+          const i64 panel = (farthest - c) >= 0 ? (farthest - c) / P : -1;  // distances farthest-c down to farthest-c-P+1
+          if (panel < 0) break;
+          if (panel >= z.panels) {
+            for (i64 i = 0; i < count; ++i)
+              for (int p = 0; p < P; ++p) s.by_distance[i * stride + c + p] = s.far[q0 + i];
+            continue;
+          }
+          T* to = &s.by_distance[c];
+          tiles<2, false>(count, &s.position[q0 * K], K, relative + panel * K * P, P, to, stride, K);
+          if (distance_bias)
+            for (i64 i = 0; i < count; ++i)
+              for (int p = 0; p < P; ++p) to[i * stride + p] += distance_bias[panel * P + p];
+        }
+      }
+
+      for (i64 i = 0; i < count; ++i) {
+        T* row = &s.scores[i * TK];
+        const i64 at = first_at + i;
+        const i64 a = std::max<i64>(std::max(lowest, at - z.limit) - j0, 0), e = std::min<i64>(at + 1 - j0, TK);
+        if (a >= e) {
+          std::fill(row, row + TK, T(0));
+          continue;
+        }
+        const T* by_distance = &s.by_distance[i * (TK + TQ) + (TQ - 1 - i)];
+        const T far = s.far[q0 + i];
+        V<T> best_v = -std::numeric_limits<T>::infinity() - V<T>{};
+        // Whole vectors around [a, e); what sticks out is set to minus infinity first.
+        const i64 from = a / W * W, to = (e + W - 1) / W * W;
+        for (i64 c = from; c < a; ++c) row[c] = -std::numeric_limits<T>::infinity();
+        for (i64 c = e; c < to; ++c) row[c] = -std::numeric_limits<T>::infinity();
+        if (relative && !all_far) {
+          for (i64 c = from; c < to; c += W) {
+            V<T> x = load(row + c) + load(by_distance + c);
+            if (c < a || c + W > e)  // what lies beside the visible may be anything, and stays out
+              for (int p = 0; p < W; ++p)
+                if (c + p < a || c + p >= e) x[p] = -std::numeric_limits<T>::infinity();
+            store(row + c, x);
+            best_v = x > best_v ? x : best_v;
+          }
+        } else {
+          for (i64 c = from; c < to; c += W) {
+            const V<T> x = load(row + c) + far;
+            store(row + c, x);
+            best_v = x > best_v ? x : best_v;
+          }
+        }
+        T best = s.best[q0 + i];
+        for (int p = 0; p < W; ++p) best = std::max(best, best_v[p]);
+        if (best > s.best[q0 + i]) {
+          const T shrink = std::exp(s.best[q0 + i] - best);
+          s.total[q0 + i] *= shrink;
+          T* mixed = &s.mixed[(q0 + i) * KP];
+          for (i64 k = 0; k < KP; ++k) mixed[k] *= shrink;
+          s.best[q0 + i] = best;
+        }
+        V<T> total = {};
+        for (i64 c = from; c < to; c += W) {
+          const V<T> p = exponential(load(row + c) - best);
+          store(row + c, p);
+          total += p;
+        }
+        s.total[q0 + i] += sum<T>(total);
+        std::fill(row, row + from, T(0));
+        std::fill(row + to, row + TK, T(0));
+      }
+      const T* p = &s.scores[first - j0];
+      i64 k = 0;
+      for (; k + P <= KP; k += P) tiles<2, true>(count, p, TK, v + k, KP, &s.mixed[q0 * KP + k], KP, past - first);
+      if (k < KP) tiles<1, true>(count, p, TK, v + k, KP, &s.mixed[q0 * KP + k], KP, past - first);
+    }
+  }
+  for (i64 i = 0; i < length; ++i) {
+    const T share = T(1) / s.total[i];
+    for (i64 k = 0; k < K; ++k) out[(b * length + i) * HK + head * K + k] = s.mixed[i * KP + k] * share;
+  }
+}
+
+template <class T>
+void attend(const Sizes& z, const Layer<T>& layer, i64 length, const T* queries, const T* key_value, const i64* lowest, T* out,
+            int threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    Scratch<T> scratch;
+#pragma omp for schedule(dynamic, 1)
+    for (i64 task = 0; task < z.heads * z.lanes; ++task)
+      attend_head(layer, z, length, task % z.lanes, task / z.lanes, queries, key_value, lowest[task % z.lanes], out,
+                  scratch);
+  }
+}
+
+}  // namespace
+
+#define DOORS(name, T)                                                                                                        \
+  extern "C" void step_##name(const Sizes* z, double eps, const Layer<T>* layers, T* hidden, const i64* lowest, int threads) { \
+    step<T>(*z, eps, layers, hidden, lowest, threads);                                                                         \
+  }                                                                                                                           \
+  extern "C" void attend_##name(const Sizes* z, const Layer<T>* layer, i64 length, const T* queries, const T* key_value,      \
+                                const i64* lowest, T* out, int threads) {                                                     \
+    attend<T>(*z, *layer, length, queries, key_value, lowest, out, threads);                                                  \
+  }                                                                                                                           \
+  extern "C" void linear_##name(const void* weight, const float* scale, const T* bias, const T* x, T* out, i64 lanes,         \
+                                i64 rows, i64 columns, int threads) {                                                         \
+    linear<T>(Matrix<T>{weight, scale}, bias, x, out, lanes, rows, columns, threads);                                         \
+  }
+
+DOORS(float32, float)
+DOORS(float64, double)
+
+extern "C" int panel_width(int bytes) { return 2 * BYTES / bytes; }

@@ -1,0 +1,41 @@
+"""A matrix times vectors, as an engine wants it: exact, or from weights kept as bytes; by the kernels where the vectors are few, by torch where they
+are many."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transformer_xl.inference import kernels
+
+WeightKind = Literal["exact", "int8"]
+FEW = 16
+"""Up to so many vectors the time goes into reading the matrix, which the kernels do faster than torch."""
+
+
+class Linear:
+    """Called as torch's F.linear. Bytes are made of a matrix when it is first used: each row has its own scale, its largest weight becomes 127."""
+
+    def __init__(self, kind: WeightKind, *, compiled: bool) -> None:
+        self.kind = kind
+        self.compiled = compiled
+        self._bytes: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        kept_OI, scale_O = self.stored(weight_OI)
+        few = x.numel() <= FEW * weight_OI.shape[1]
+        if self.compiled and few and kept_OI.is_contiguous():
+            out_PO = kernels.linear(x.reshape(-1, x.shape[-1]).contiguous(), kept_OI, scale_O, bias_O)
+            return out_PO.view(*x.shape[:-1], -1)
+        return F.linear(x, kept_OI if scale_O is None else kept_OI * scale_O[:, None], bias_O)
+
+    def stored(self, weight_OI: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The matrix as it is read: itself and no scale, or bytes and a scale for each row. A transposed view is small and stays exact."""
+        if self.kind == "exact" or not weight_OI.is_contiguous():
+            return weight_OI.detach(), None
+        key = (weight_OI.data_ptr(), weight_OI.shape)
+        if key not in self._bytes:
+            scale_O = (weight_OI.detach().abs().amax(dim=1) / 127).clamp(min=1e-12)
+            self._bytes[key] = ((weight_OI.detach() / scale_O[:, None]).round().to(torch.int8), scale_O)
+        return self._bytes[key]
