@@ -16,7 +16,7 @@ from transformer_xl.cli import main
 from transformer_xl.data.tokenizers import CharTokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation import Sampling, TextStream, beam_search, generate, start_batch, write_texts
-from transformer_xl.inference import distribution
+from transformer_xl.inference import Engine, distribution
 
 generate_module = import_module("transformer_xl.generation.generate")  # the room has a function of that name
 LETTERS = CharTokenizer("abcdefghijklm")
@@ -69,6 +69,12 @@ def test_a_lane_is_the_same_alone_and_among_others(model):
     for lane in (0, 1, 2, 3, 17, 42, 63):
         alone = list(generate(model, prompts[lane], tokens=6, sampling=samplings[lane]))
         assert [step[lane] for step in steps] == alone
+
+
+def test_engines_of_two_kinds_are_not_joined():
+    model = build()
+    with pytest.raises(InputError, match="several models or memories cannot be joined"):
+        Engine.joined([Engine(model), Engine(model, memory=3)])
 
 
 def test_a_lane_that_leaves_is_not_noticed(model):
@@ -161,6 +167,11 @@ def test_bad_prompts_are_named(model):
         list(generate(model, [1, 99], tokens=1, sampling=Sampling()))
 
 
+def test_bytes_for_weights_are_for_models_with_memory():
+    with pytest.raises(InputError, match="'int8' is for models with memory"):
+        list(generate(build(memory=0), [1], tokens=1, sampling=Sampling(), weights="int8"))
+
+
 def test_tails_stay_shut_while_they_cannot_matter(monkeypatch):
     made = []
     monkeypatch.setattr(
@@ -212,6 +223,7 @@ def test_library_and_command_agree(trained_run, capsys):
         (["--top-k", "0", "--top-p", "0.8", "--seed", "4"], {"top_k": 0, "top_p": 0.8, "seed": 4}),
         (["--min-p", "0.1", "--repetition-penalty", "1.3"], {"min_p": 0.1, "repetition_penalty": 1.3}),
         (["--stop", "e", "--stop", "t"], {"stop": ["e", "t"]}),
+        (["--weights", "int8"], {"weights": "int8"}),
         (["--stop", r"\n", "--seed", "1"], {"stop": ["\n"], "seed": 1}),
     ):
         assert main(["generate", str(trained_run), "--prompt", "def ", "--tokens", "40", *words]) == 0

@@ -7,7 +7,7 @@ them anew from hidden states (there the weights change).
 Exact: the same numbers as the model's own forward with memory M, under either rule of sight.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -201,6 +201,24 @@ class Engine:
 
     def fork(self) -> "Engine":
         return self.select(range(self.lanes))
+
+    @classmethod
+    @torch.inference_mode()
+    def joined(cls, engines: Sequence["Engine"]) -> "Engine":
+        """One engine with the lanes of all, in order: texts of different lengths go on side by side, each where it was."""
+        first = engines[0]
+        if any(engine.model is not first.model or engine.memory != first.memory for engine in engines):
+            raise InputError("engines of several models or memories cannot be joined; select or fork them from one")
+        other = first.select([0] * sum(engine.lanes for engine in engines))
+        for name in ("_keys", "_values"):
+            for number, buffer in enumerate(getattr(other, name)):
+                kept = [getattr(each, name)[number][:, :, each._end - each.memory : each._end] for each in engines]
+                buffer[:, :, other._end - other.memory : other._end] = torch.cat(kept)
+        other.valid_B = torch.cat([engine.valid_B for engine in engines])
+        other.read_B = torch.cat([engine.read_B for engine in engines])
+        hidden = [engine.last_hidden_BD for engine in engines if engine.last_hidden_BD is not None]
+        other.last_hidden_BD = torch.cat(hidden) if len(hidden) == len(engines) else None
+        return other
 
     def save(self, path: Path | str) -> None:
         """Everything the engine remembers, as safetensors; `restore` reads it into an engine of the same model."""
