@@ -23,6 +23,7 @@ from transformer_xl.errors import InputError
 
 Floats = NDArray[np.floating]
 Ids = NDArray[np.int64]
+ROWS = 64
 FEW = 256
 """So many words are sorted at first where a nucleus is asked for."""
 Answer = TypeVar("Answer")
@@ -73,13 +74,25 @@ class Lane:
         """Known words by rising number, and their scores."""
         clusters = sorted(self._open)
         token_P = np.concatenate([np.arange(self.edges[cluster], self.edges[cluster + 1]) for cluster in clusters])
-        score_P = np.concatenate([self._open[cluster] for cluster in clusters]).astype(np.float64)
-        if how.penalty != 1.0 and len(how.seen):
-            place = np.searchsorted(token_P, how.seen).clip(max=len(token_P) - 1)
-            score_P[place[token_P[place] == how.seen]] *= how.penalty
-        if how.temperature != 1.0:
-            score_P /= how.temperature
-        return token_P, score_P
+        return token_P, np.concatenate([self._scores(cluster, how) for cluster in clusters])
+
+    def highest(self, cluster: int, k: int, how: Adjustment) -> Words:
+        """The k highest scores of a known cluster, falling."""
+        if how.penalty == 1.0:  # then scores stand in the order of log-probabilities, and only the k need become scores
+            place_K = _highest(self._open[cluster], k)
+            score_K = self._open[cluster][place_K].astype(np.float64) / how.temperature
+        else:
+            score_V = self._scores(cluster, how)
+            place_K = _highest(score_V, k)
+            score_K = score_V[place_K]
+        return Words(token_K=place_K + self.edges[cluster], score_K=score_K)
+
+    def _scores(self, cluster: int, how: Adjustment) -> NDArray[np.float64]:
+        score_V = self._open[cluster].astype(np.float64)
+        low, high = self.edges[cluster : cluster + 2]
+        score_V[how.seen[(how.seen >= low) & (how.seen < high)] - low] *= how.penalty
+        score_V /= how.temperature
+        return score_V
 
     def likeliest_closed(self) -> int | None:
         return max(self.closed, key=self.closed.__getitem__, default=None)
@@ -143,13 +156,15 @@ def best(lane: Lane, k: int, *, how: Adjustment = PLAIN) -> Question[Words]:
     """The k highest scores, falling. A tail whose bound does not exceed the k-th stays closed."""
     if k < 1:
         raise InputError(f"the {k} likeliest tokens are none; ask for at least 1")
-    while True:
-        token_P, score_P = lane.known(how)
-        place_K = _highest(score_P, k)
-        tail = lane.likeliest_closed()
-        if tail is None or (len(place_K) == k and lane.bound(tail, how) <= score_P[place_K[-1]]):
-            return Words(token_K=token_P[place_K], score_K=score_P[place_K])
+    found = lane.highest(0, k, how)
+    for cluster in sorted(set(range(1, len(lane.edges) - 1)) - set(lane.closed)):
+        found = _merged(found, lane.highest(cluster, k, how), k)
+    while (tail := lane.likeliest_closed()) is not None:
+        if len(found.score_K) == k and lane.bound(tail, how) <= found.score_K[-1]:
+            break
         yield tail
+        found = _merged(found, lane.highest(tail, k, how), k)
+    return found
 
 
 def nucleus(lane: Lane, *, p: float = 1.0, min_p: float = 0.0, how: Adjustment = PLAIN) -> Question[Words]:
@@ -227,10 +242,23 @@ def _count_before(reached_K: NDArray[np.float64], needed: float) -> int:
     return min(int(np.searchsorted(reached_K, needed, side="left")) + 1, len(reached_K))
 
 
-def _highest(score_P: NDArray[np.float64], k: int) -> NDArray[np.intp]:
+def _merged(one: Words, other: Words, k: int) -> Words:
+    token_P, score_P = np.concatenate([one.token_K, other.token_K]), np.concatenate([one.score_K, other.score_K])
+    place_K = np.argsort(-score_P, kind="stable")[:k]
+    return Words(token_K=token_P[place_K], score_K=score_P[place_K])
+
+
+def _highest(score_P: Floats, k: int) -> NDArray[np.intp]:
     """Places of the k highest, falling."""
-    place_K = np.argpartition(score_P, len(score_P) - k)[-k:] if k < len(score_P) else np.arange(len(score_P))
-    return place_K[np.argsort(-score_P[place_K], kind="stable")]
+    candidate_C = np.arange(len(score_P))
+    columns = len(score_P) // ROWS
+    if columns > 2 * k:
+        # The k-th highest of the columns' maxima cannot be above the k-th highest of all: what lies under it is out, found in two quick passes.
+        maximum_C = score_P[: ROWS * columns].reshape(ROWS, columns).max(axis=0)
+        candidate_C = np.flatnonzero(score_P >= np.partition(maximum_C, columns - k)[columns - k])
+    score_C = score_P[candidate_C]
+    place_K = np.argpartition(score_C, len(score_C) - k)[-k:] if k < len(score_C) else np.arange(len(score_C))
+    return candidate_C[place_K[np.argsort(-score_C[place_K], kind="stable")]]
 
 
 def _highest_until(score_P: NDArray[np.float64], *, lowest: float, needed: float, top: float) -> NDArray[np.intp]:

@@ -61,11 +61,38 @@ inline void store(T* to, V<T> value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-template <class T>
-inline T sum(V<T> value) {
-  T total = 0;
-  for (int lane = 0; lane < Wide<T>::width; ++lane) total += value[lane];
-  return total;
+// a * b + c. Spelled out, for the compiler rounds in between in one loop and not in the next, and then a lane's bits would depend on its neighbours.
+inline V<float> fused(V<float> a, V<float> b, V<float> c) {
+#if defined(__AVX512F__)
+  return (V<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (V<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline V<double> fused(V<double> a, V<double> b, V<double> c) {
+#if defined(__AVX512F__)
+  return (V<double>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+  return (V<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return a * b + c;
+#endif
+}
+
+template <class T, int bytes = BYTES, class Vector>
+inline T sum(Vector value) {  // halves onto each other until one is left
+  if constexpr (bytes == sizeof(T)) {
+    return value[0];
+  } else {
+    typedef T Half __attribute__((vector_size(bytes / 2)));
+    Half low, high;
+    std::memcpy(&low, &value, sizeof low);
+    std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
+    return sum<T, bytes / 2>(low + high);
+  }
 }
 
 // --- exp: |error| under 2 units in the last place over the range that a softmax needs
@@ -117,7 +144,8 @@ struct Operand {
   }
 };
 
-// Dot products of R rows with L operands. Row r starts at row + r * stride.
+// Dot products of R rows with L operands. Row r starts at row + r * stride. Each sum runs through its row in the same order whatever R and L
+// are, so that a lane's numbers do not change by a bit with the number of its neighbours.
 template <int R, int L, class T, class Weight>
 inline void dots(const Weight* row, i64 stride, const Operand<T>* operand, T out[L][R]) {
   constexpr int W = Wide<T>::width;
@@ -136,16 +164,17 @@ inline void dots(const Weight* row, i64 stride, const Operand<T>* operand, T out
   for (int l = 0; l < L; ++l) x[l] = operand[l].values.data();
   for (i64 i = 0; i < whole; i += W) {
     V<T> w[R];
+    if constexpr (R == 1) __builtin_prefetch(row + i + 1024 / sizeof(Weight));
     for (int r = 0; r < R; ++r) w[r] = load(row + r * stride + i);
     for (int l = 0; l < L; ++l) {
       const V<T> value = load(x[l] + i);
-      for (int r = 0; r < R; ++r) total[l][r] += w[r] * value;
+      for (int r = 0; r < R; ++r) total[l][r] = fused(w[r], value, total[l][r]);
     }
   }
   if (whole < size)
     for (int r = 0; r < R; ++r) {
       const V<T> w = load(row + r * stride + size - W);
-      for (int l = 0; l < L; ++l) total[l][r] += w * operand[l].tail;
+      for (int l = 0; l < L; ++l) total[l][r] = fused(w, operand[l].tail, total[l][r]);
     }
   for (int l = 0; l < L; ++l)
     for (int r = 0; r < R; ++r) out[l][r] = sum<T>(total[l][r]);
@@ -206,19 +235,27 @@ void multiply(const Matrix<T>& matrix, i64 first, i64 last, const std::vector<Op
     for (int l = 0; l < L; ++l)
       for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r]);
   };
-  for (i64 row = first; row < last;) {
-    const bool four = row + 4 <= last;
+  // One lane: a row straight through, as fast as memory gives it. Several lanes, or bytes to be made floats: the sums are the work, and as many
+  // are held in registers as there is room for.
+  auto rows = [&]<int R, int L>(i64& row, i64 lane) {
+    for (; row + R <= last; row += R) block.template operator()<R, L>(row, lane);
+    for (; row < last; ++row) block.template operator()<1, L>(row, lane);
+  };
+  constexpr i64 PIECE = 12;  // rows that stay in cache while all lanes pass by
+  const i64 end = last;
+  for (i64 piece = first; piece < end; piece += B > 1 ? PIECE : end - first) {
+    last = B > 1 ? std::min(piece + PIECE, end) : end;
     for (i64 lane = 0; lane < B;) {
-      if (four && lane + 2 <= B) {
-        block.template operator()<4, 2>(row, lane);
-        lane += 2;
-      } else if (four) {
-        block.template operator()<4, 1>(row, lane++);
+      i64 row = piece;
+      if (lane + 4 <= B) {
+        rows.template operator()<3, 4>(row, lane);
+        lane += 4;
+      } else if (B == 1 && !matrix.scale) {
+        rows.template operator()<1, 1>(row, lane++);
       } else {
-        block.template operator()<1, 1>(row, lane++);
+        rows.template operator()<4, 1>(row, lane++);
       }
     }
-    row += four ? 4 : 1;
   }
 }
 
