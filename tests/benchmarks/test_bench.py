@@ -48,7 +48,7 @@ def check_rows(result: dict) -> dict[tuple[str, str], dict]:
 
 def test_generation_has_its_rows(capsys):
     rows = check_rows(bench(capsys, "generation"))
-    assert len(rows) == 8
+    assert len(rows) == 11
     for (workload, implementation), row in rows.items():
         assert row["ratio_to_huggingface"] is None
         assert (row["ratio_to_one_lane"] is not None) == workload.endswith("16 lanes")
@@ -69,7 +69,7 @@ def test_sliding_is_compared_with_memory(capsys):
 )
 def test_hugging_face_says_the_same_and_is_timed(capsys):
     rows = check_rows(bench(capsys, "generation", "--against", "huggingface"))
-    assert len(rows) == 11
+    assert len(rows) == 15
     for (workload, implementation), row in rows.items():
         assert (row["ratio_to_huggingface"] is None) == workload.endswith("16 lanes")
         if implementation == "huggingface":

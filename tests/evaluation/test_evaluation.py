@@ -122,6 +122,18 @@ def test_lanes_cost_little_warm_up_and_memory():
     assert lanes_for(replace(model, n_layer=24, d_head=128, memory=3800), tokens=10**9, segment=128) == 1
 
 
+def test_rounded_weights_cost_a_little_and_say_so(trained_run, split, capsys):
+    model = load_checkpoint(trained_run).model
+    bits = {}
+    for weights in ("exact", "int8"):
+        rule = make_rule(model, EvaluationConfig(segment=8, memory=12), tokens=len(split), weights=weights)
+        assert ("weights rounded to int8" in rule.sentence()) == (weights == "int8")
+        bits[weights] = evaluate(model, split, rule=rule).bits_per_token
+    assert 0 < abs(bits["int8"] - bits["exact"]) < 0.05
+    assert main(["evaluate", str(trained_run), "--weights", "int8", "--memory", "0", "--tokens", "50"]) == 2
+    assert "'int8' with memory 0" in capsys.readouterr().err
+
+
 def test_sliding_with_memory_is_refused(model, split):
     with pytest.raises(ConfigError, match=r"evaluation.memory: 4 with sliding windows"):
         losses(model, split, name="sliding", segment=8, memory=4)

@@ -9,6 +9,7 @@ from transformer_xl.presets import find_preset
 Kind = Literal["generation", "evaluation", "sliding"]
 Scale = Literal["full", "tiny"]
 MANY_LANES = 16
+SHORT_MEMORY = {"full": 128, "tiny": 6}
 PAPER_RATIOS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """How many times slower than memory the paper finds the sliding window at each attention length (Table 9)."""
 TAILS_SHUT, TAILS_OPEN = -20.0, 10.0
@@ -109,12 +110,15 @@ def workloads(kind: Kind, *, scale: Scale) -> list[Workload]:
                 config=characters,
                 many_lanes=True,
             )
+            # With a long memory most of the bytes are each lane's own keys and values; with a short one lanes share most of what is read.
+            short = replace(plain, config=replace(characters, memory=SHORT_MEMORY[scale]))
+            short = replace(short, name=f"generate {titles['enwik8']} memory {short.config.memory}")
             title = f"generate {titles['words']} memory {words.memory} top-40"
             shut = Workload(
                 name=f"{title}, tails shut", kind=kind, config=words, top_k=40, tail_bias=TAILS_SHUT, many_lanes=True
             )
             opened = replace(shut, name=f"{title}, tails open", tail_bias=TAILS_OPEN, many_lanes=False)
-            return [plain, shut, opened]
+            return [plain, short, shut, opened]
         case "evaluation":
             return [
                 Workload(

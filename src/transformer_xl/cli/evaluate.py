@@ -45,6 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too"
     )
+    parser.add_argument(
+        "--weights", choices=("exact", "int8"), default="exact", help="int8: what rounding the weights to bytes costs"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -84,7 +87,8 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
     if arguments.per_token:
         write_losses(Path(arguments.per_token), losses)
     result = {**header(arguments, loaded), **found.as_json()}
-    record(loaded, result, name=f"{arguments.split}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}")
+    rounded = "" if rule.weights == "exact" else f"-{rule.weights}"
+    record(loaded, result, name=f"{arguments.split}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}{rounded}")
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:
@@ -132,8 +136,15 @@ def rule_of(
 ) -> "Rule":
     from transformer_xl.evaluation import make_rule
 
-    options = {"lanes": arguments.lanes, "score_boundaries": arguments.score_boundaries}
-    return make_rule(loaded.model, lengths, name=name, tokens=tokens, **options)
+    return make_rule(
+        loaded.model,
+        lengths,
+        name=name,
+        tokens=tokens,
+        lanes=arguments.lanes,
+        score_boundaries=arguments.score_boundaries,
+        weights=arguments.weights,
+    )
 
 
 def sweep_lengths(text: str | None) -> list[int]:

@@ -18,6 +18,8 @@ from transformer_xl.data.store import Split
 from transformer_xl.errors import ConfigError, DataError, InputError
 from transformer_xl.evaluation.rules import PAPER_LANES, Rule, RuleName, lanes_for, warm_up_tokens
 from transformer_xl.inference import Engine
+from transformer_xl.inference.engine import chunk_of
+from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import TransformerXL
 from transformer_xl.progress import Advance
 
@@ -66,6 +68,7 @@ def make_rule(
     tokens: int,
     lanes: int | None = None,
     score_boundaries: bool = False,
+    weights: WeightKind = "exact",
 ) -> Rule:
     """The rule these lengths make for this model; the number of lanes is chosen where none is asked for."""
     config = replace(model.config, memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length)
@@ -75,6 +78,8 @@ def make_rule(
         raise ConfigError(
             f"evaluation.memory: {lengths.memory} with sliding windows, which keep none; set it to 0 (--memory 0)"
         )
+    if weights == "int8" and not lengths.memory:
+        raise ConfigError("weights: 'int8' with memory 0; rounded weights are for reading with memory, take 'exact'")
     return Rule(
         name=name,
         segment=lengths.segment,
@@ -83,6 +88,7 @@ def make_rule(
         same_length=lengths.same_length,
         lanes=lanes,
         score_boundaries=score_boundaries,
+        weights=weights,
     )
 
 
@@ -93,7 +99,7 @@ def score_split(model: TransformerXL, split: Split, *, rule: Rule, advance: Adva
         if rule.name == "sliding":
             _score_windows(model, split, losses, window=rule.segment, advance=advance)
         else:
-            _score_segments(model, _stream(model, split, rule), losses, advance=advance)
+            _score_segments(model, _stream(model, split, rule), losses, weights=rule.weights, advance=advance)
     return losses
 
 
@@ -138,13 +144,17 @@ def using_lengths(model: TransformerXL, rule: Rule) -> Iterator[None]:
 def _stream(model: TransformerXL, split: Split, rule: Rule) -> Any:
     if rule.name == "paper":
         return paper_evaluation(split, lanes=rule.lanes, segment=rule.segment, score_boundaries=rule.score_boundaries)
-    warm_up = warm_up_tokens(model.config, segment=rule.segment)
+    # Where every token sees as many keys the figure does not depend on how the text is cut: then it is cut as reading goes fastest.
+    segment = max(rule.segment, chunk_of(rule.lanes)) if rule.same_length else rule.segment
+    warm_up = warm_up_tokens(model.config, segment=segment)
     return EvaluationStream(
-        split, lanes=rule.lanes, segment=rule.segment, warm_up=warm_up, score_boundaries=rule.score_boundaries
+        split, lanes=rule.lanes, segment=segment, warm_up=warm_up, score_boundaries=rule.score_boundaries
     )
 
 
-def _score_segments(model: TransformerXL, stream: Any, losses: Losses, *, advance: Advance | None) -> None:
+def _score_segments(
+    model: TransformerXL, stream: Any, losses: Losses, *, weights: WeightKind, advance: Advance | None
+) -> None:
     device = model.vocabulary.bias_V.device
     engine: Engine | None = None
     segment: Segment
@@ -152,8 +162,8 @@ def _score_segments(model: TransformerXL, stream: Any, losses: Losses, *, advanc
         tokens_BT = torch.from_numpy(segment.tokens).to(device)
         targets_BT = torch.from_numpy(segment.targets).to(device)
         if model.config.memory:
-            engine = engine or Engine(model, lanes=len(tokens_BT), sight="segment")
-            loss_BT = model.vocabulary.loss(engine.read(tokens_BT), targets_BT)
+            engine = engine or Engine(model, lanes=len(tokens_BT), sight="segment", weights=weights)
+            loss_BT = model.vocabulary.loss(engine.read(tokens_BT), targets_BT, linear=engine.linear)
         else:
             loss_BT = model(tokens_BT, targets_BT=targets_BT).loss_BT
         scored = segment.positions >= 0

@@ -6,6 +6,7 @@ from typing import Literal
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.engine import kept_bytes
+from transformer_xl.inference.weights import WeightKind
 
 RuleName = Literal["exact", "paper", "sliding"]
 PAPER_LANES = 10
@@ -26,6 +27,7 @@ class Rule:
     lanes: int
     score_boundaries: bool = False
     """For corpora made of sentences: whether the pair of marks between two sentences is scored, which makes figures look better."""
+    weights: WeightKind = "exact"
 
     def sentence(self) -> str:
         seen = f"segments of {self.segment} with memory {self.memory}"
@@ -35,6 +37,8 @@ class Rule:
             seen += ", every token seeing as many"
         if self.score_boundaries:
             seen += ", the pair of marks between sentences scored too"
+        if self.weights == "int8":
+            seen += ", weights rounded to int8"
         match self.name:
             case "exact":
                 return f"exact: every token after the first scored once in full context; {seen}"

@@ -51,6 +51,11 @@ def room(memory: int) -> int:
     return memory + max(ROOM, memory // 2)
 
 
+def chunk_of(lanes: int) -> int:
+    """How many tokens of each lane are read at a time."""
+    return max(LEAST_CHUNK, CHUNK // lanes)
+
+
 @dataclass(frozen=True)
 class Panels:
     """Projected relative keys as the kernels read them, [H, panel, K, P]: panel p holds the distances pP + P-1 down to pP."""
@@ -126,8 +131,7 @@ class Engine:
 
     @property
     def chunk(self) -> int:
-        """How many tokens of each lane are read at a time."""
-        return max(LEAST_CHUNK, CHUNK // self.lanes)
+        return chunk_of(self.lanes)
 
     @torch.inference_mode()
     def read(self, tokens_BT: Tensor) -> Tensor:
