@@ -192,25 +192,35 @@ def test_the_model_is_left_as_it_was(model):
 
 
 GROWTH = """
-import resource, sys, torch
+import os, resource, sys, torch
 sys.path.insert(0, sys.argv[1])
 from small_models import build
 from transformer_xl.data.tokenizers import CharTokenizer
 from transformer_xl.generation import Sampling, generate, text_pieces
+tokens, early = int(sys.argv[2]), int(sys.argv[3])
 model = build(n_layer=1, memory=4).float()
-drawn = generate(model, [1], tokens=6000, sampling=Sampling(repetition_penalty=1.2))
-for place, piece in enumerate(text_pieces(CharTokenizer("abcdefghijklm"), drawn, stop=["aaaaaaaaaaaa"])):
-    if place == 2000:
-        early = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early)
+drawn = generate(model, [1], tokens=tokens, sampling=Sampling(repetition_penalty=1.2))
+seen = lambda: (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(os.listdir("/proc/self/fd")))
+for place, piece in enumerate(text_pieces(CharTokenizer("abcdefghijklm"), drawn, stop=["a" * 12])):
+    if place == early:
+        before = seen()
+print(place, *before, *seen())
 """
 
 
-def test_a_long_text_takes_no_more_memory_than_a_short_one(request):
-    """In kilobytes, between token 2,000 and 6,000."""
-    folder = str(request.config.rootpath / "tests")
-    answer = subprocess.run([sys.executable, "-c", GROWTH, folder], capture_output=True, text=True, check=True)
-    assert int(answer.stdout) < 2000
+@pytest.mark.parametrize(
+    ("tokens", "early"),
+    [(6_000, 2_000), pytest.param(1_000_000, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+)
+def test_a_long_text_takes_no_more_memory_than_a_short_one(request, tokens, early):
+    """Peak memory in kilobytes, and open files, from the early token to the last."""
+    words = [sys.executable, "-c", GROWTH, str(request.config.rootpath / "tests"), str(tokens), str(early)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True)
+    last, memory_early, files_early, memory, files = map(int, answer.stdout.split())
+    print(f"{last + 1:,} tokens: {memory_early:,} kB at token {early:,}, {memory:,} kB at the end, {files} open files")
+    assert last == tokens - 1
+    assert memory < 1.01 * memory_early
+    assert files == files_early
 
 
 # --- the library and the command

@@ -82,5 +82,5 @@ def follow_and_draw(path: Path, *, tokens: int, scale: Scale) -> list[Point]:
         memory.plot(length, [point.memory_mb for point in points], color="tab:orange", label="memory (right)")
         memory.set_ylim(0, 1.1 * max(point.memory_mb for point in points))
         memory.set_ylabel("memory of the process, MB")
-        axes.legend(handles=[*axes.get_lines(), *memory.get_lines()], loc="center right")
+        axes.legend(handles=[*axes.get_lines(), *memory.get_lines()], loc="lower right")
     return points
