@@ -233,6 +233,8 @@ def test_a_killed_prepare_leaves_nothing_that_looks_finished(tmp_path, how, code
         [sys.executable, "-m", "transformer_xl", "prepare", "-", "--out", out],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell's background jobs, and all that they start, would not hear SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with prepare:
         prepare.stdin.write(b"the beginning of a long text\n" * 1000)

@@ -23,8 +23,8 @@ from transformer_xl.progress import say
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
-LAYER_POINTERS = 22
-"""Fields of `Layer` in kernels.cpp, every one a pointer."""
+BYTES_OF_A_THREAD = 1 << 19
+"""Of one layer's matrices. Threads of a small model would spend their time waiting for each other, and much of it on a busy machine."""
 
 
 class Sizes(ctypes.Structure):
@@ -94,7 +94,10 @@ def panel_width(dtype: torch.dtype) -> int:
 
 def step(sizes: Sizes, eps: float, layers: Tensor, hidden_BD: Tensor, lowest_B: Tensor) -> None:
     """One token of every lane through all layers; `hidden_BD` is changed in place."""
-    _call("step", hidden_BD, ctypes.byref(sizes), ctypes.c_double(eps), _at(layers), _at(hidden_BD), _at(lowest_B))
+    matrices = sizes.model * (4 * sizes.heads * sizes.width + 2 * sizes.inner) * hidden_BD.element_size()
+    pointers = (_at(part) for part in (layers, hidden_BD, lowest_B))
+    threads = max(1, matrices // BYTES_OF_A_THREAD)
+    _call("step", hidden_BD, ctypes.byref(sizes), ctypes.c_double(eps), *pointers, threads=threads)
 
 
 def attend(sizes: Sizes, layer: Tensor, query_BTX: Tensor, key_value_BTX: Tensor, lowest_B: Tensor) -> Tensor:
@@ -132,6 +135,7 @@ def _library() -> ctypes.CDLL:
     return found
 
 
-def _call(name: str, like: Tensor, *arguments: object) -> None:
+def _call(name: str, like: Tensor, *arguments: object, threads: int | None = None) -> None:
     door = getattr(_library(), f"{name}_{DTYPES[like.dtype]}")
-    door(*arguments, ctypes.c_int(torch.get_num_threads()))
+    most = torch.get_num_threads()
+    door(*arguments, ctypes.c_int(most if threads is None else min(threads, most)))
