@@ -210,6 +210,67 @@ __attribute__((noinline)) void tiles(i64 rows, const T* a, i64 lda, const T* b, 
   for (; r < rows; ++r) tile<1, N, ADD>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth);
 }
 
+// Many lanes: lanes are the vector axis, [column][2W lanes], zero where there is no lane.
+template <class T>
+struct Packed {
+  std::vector<T> values;
+  i64 lanes;
+
+  void take(const Operand<T>* x, i64 count) {
+    constexpr int P = 2 * Wide<T>::width;
+    lanes = count;
+    values.assign(x[0].size * P, T(0));
+    for (i64 l = 0; l < count; ++l)
+      for (i64 k = 0; k < x[0].size; ++k) values[k * P + l] = x[l].values[k];
+  }
+};
+
+// Columns [from, to) of R rows. One pass for each residue of the column gives the partial sums that `dots` holds in one vector, in the same order. The
+// R rows after these are asked for meanwhile.
+template <int R, class T>
+__attribute__((noinline)) void passes(const T* row, i64 stride, const T* x, i64 from, i64 to, V<T>* total) {
+  constexpr int W = Wide<T>::width, P = 2 * W, LINE = 64 / sizeof(T);
+  const i64 part = (to - from) / W;
+  for (int p = 0; p < W; ++p, total += R * 2) {
+    V<T> sums[R][2];
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < 2; ++n) sums[r][n] = total[r * 2 + n];
+    i64 passed = 0;
+    for (i64 k = from + p; k < to; k += W, ++passed) {
+      if (passed % (LINE / 2) == 0)
+        for (int r = 0; r < R; ++r) __builtin_prefetch(row + (R + r) * stride + from + p * part + passed);
+      const V<T> one = load(x + k * P), two = load(x + k * P + W);
+      for (int r = 0; r < R; ++r) {
+        const V<T> w = row[r * stride + k] - V<T>{};
+        sums[r][0] = fused(w, one, sums[r][0]);
+        sums[r][1] = fused(w, two, sums[r][1]);
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < 2; ++n) total[r * 2 + n] = sums[r][n];
+  }
+}
+
+template <int R, class T, class Use>
+inline void many_lanes(const T* row, i64 size, const Packed<T>& x, const Use& use) {
+  constexpr int W = Wide<T>::width, P = 2 * W;
+  constexpr i64 COLUMNS = 512;
+  const i64 whole = size / W * W;
+  V<T> total[W * R * 2] = {};
+  for (i64 from = 0; from < whole; from += COLUMNS)
+    passes<R>(row, size, x.values.data(), from, std::min(from + COLUMNS, whole), total);
+  for (i64 p = W - (size - whole); p < W; ++p)
+    for (int i = 0; i < R * 2; ++i) {
+      const i64 column = size - W + p;
+      const V<T> w = row[i / 2 * size + column] - V<T>{};
+      total[p * R * 2 + i] = fused(w, load(&x.values[column * P + i % 2 * W]), total[p * R * 2 + i]);
+    }
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int i = 0; i < half * R * 2; ++i) total[i] += total[half * R * 2 + i];
+  for (int r = 0; r < R; ++r)
+    for (i64 l = 0; l < x.lanes; ++l) use(l, r, total[r * 2 + l / W][l % W]);
+}
+
 // A weight matrix [rows, columns], exact or as bytes with one scale a row.
 template <class T>
 struct Matrix {
@@ -235,6 +296,20 @@ void multiply(const Matrix<T>& matrix, i64 first, i64 last, const std::vector<Op
     for (int l = 0; l < L; ++l)
       for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r]);
   };
+  constexpr i64 MANY = 11, P = 2 * Wide<T>::width;
+  if (B >= MANY && !matrix.scale && columns >= Wide<T>::width) {
+    std::vector<Packed<T>> groups((B + P - 1) / P);
+    for (i64 lane = 0; lane < B; lane += P) groups[lane / P].take(&x[lane], std::min(P, B - lane));
+    auto rows = [&]<int R>(i64 row) {
+      for (i64 lane = 0; lane < B; lane += P)
+        many_lanes<R, T>(static_cast<const T*>(matrix.data) + row * columns, columns, groups[lane / P],
+                         [&](i64 l, i64 r, T value) { use(lane + l, row + r, value); });
+    };
+    i64 row = first;
+    for (; row + MR <= last; row += MR) rows.template operator()<MR>(row);
+    for (; row < last; ++row) rows.template operator()<1>(row);
+    return;
+  }
   // One lane: a row straight through, as fast as memory gives it. Several lanes, or bytes to be made floats: the sums are the work, and as many
   // are held in registers as there is room for.
   auto rows = [&]<int R, int L>(i64& row, i64 lane) {
