@@ -9,7 +9,7 @@ Exact: the same numbers as the model's own forward with memory M, under either r
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -23,6 +23,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import atomic_file
 from transformer_xl.inference import kernels
+from transformer_xl.inference.panels import Panels
 from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import hidden_keys
@@ -54,32 +55,6 @@ def room(memory: int) -> int:
 def chunk_of(lanes: int) -> int:
     """How many tokens of each lane are read at a time."""
     return max(LEAST_CHUNK, CHUNK // lanes)
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Projected relative keys as the kernels read them, [H, panel, K, P]: panel p holds the distances pP + P-1 down to pP."""
-
-    distances: int
-    """How many are told apart; farther ones look like the last."""
-    count: int
-    layers: list[tuple[Tensor | None, ...]]
-    """u, v, relative keys and biases by distance (scaled) of each layer; None where the encoding has none."""
-
-    @classmethod
-    def of(cls, model: TransformerXL, distances: int) -> "Panels":
-        P = kernels.panel_width(model.vocabulary.bias_V.dtype)
-        count = -(-distances // P)
-        row_R = torch.arange(count * P).clamp(max=distances - 1).view(count, P).flip(1)
-        layers: list[tuple[Tensor | None, ...]] = []
-        for layer in model.encoding.distances(distances):
-            key_HSK, bias_HS = layer.relative_key_HSK, layer.distance_bias_HS
-            falling_R = distances - 1 - row_R  # the columns that `Distances` keeps them in
-            panels_HRKP = None if key_HSK is None else key_HSK[:, falling_R].transpose(2, 3).contiguous()
-            bias_HRP = None if bias_HS is None else (bias_HS * model.config.d_head**-0.5)[:, falling_R].contiguous()
-            u_HK, v_HK = layer.content_bias_HK, layer.position_bias_HK
-            layers.append((u_HK, v_HK, panels_HRKP, bias_HRP))
-        return cls(distances, count, layers)
 
 
 class Engine:
