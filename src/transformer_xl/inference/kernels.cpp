@@ -210,18 +210,29 @@ __attribute__((noinline)) void tiles(i64 rows, const T* a, i64 lda, const T* b, 
   for (; r < rows; ++r) tile<1, N, ADD>(a + r * lda, lda, b, ldb, c + r * ldc, ldc, depth);
 }
 
-// Many lanes: lanes are the vector axis, [column][2W lanes], zero where there is no lane.
+// Many lanes: lanes are the vector axis. In blocks of columns, [block][residue of the column][column][2W lanes], zero where there is no lane;
+// then the columns that fill no vector.
 template <class T>
 struct Packed {
+  static constexpr int W = Wide<T>::width, P = 2 * W;
+  static constexpr i64 COLUMNS = 1024;
   std::vector<T> values;
   i64 lanes;
 
   void take(const Operand<T>* x, i64 count) {
-    constexpr int P = 2 * Wide<T>::width;
+    const i64 size = x[0].size, whole = x[0].whole;
     lanes = count;
-    values.assign(x[0].size * P, T(0));
-    for (i64 l = 0; l < count; ++l)
-      for (i64 k = 0; k < x[0].size; ++k) values[k * P + l] = x[l].values[k];
+    values.resize(size * P);
+    T* to = values.data();
+    auto column = [&](i64 k) {
+      for (i64 l = 0; l < count; ++l) to[l] = x[l].values[k];
+      for (i64 l = count; l < P; ++l) to[l] = 0;
+      to += P;
+    };
+    for (i64 from = 0; from < whole; from += COLUMNS)
+      for (int p = 0; p < W; ++p)
+        for (i64 k = from + p; k < std::min(from + COLUMNS, whole); k += W) column(k);
+    for (i64 k = whole; k < size; ++k) column(k);
   }
 };
 
@@ -234,12 +245,12 @@ __attribute__((noinline)) void passes(const T* row, i64 stride, const T* x, i64 
   for (int p = 0; p < W; ++p, total += R * 2) {
     V<T> sums[R][2];
     for (int r = 0; r < R; ++r)
-      for (int n = 0; n < 2; ++n) sums[r][n] = total[r * 2 + n];
+      for (int n = 0; n < 2; ++n) sums[r][n] = from ? total[r * 2 + n] : V<T>{};
     i64 passed = 0;
-    for (i64 k = from + p; k < to; k += W, ++passed) {
+    for (i64 k = from + p; k < to; k += W, ++passed, x += P) {
       if (passed % (LINE / 2) == 0)
         for (int r = 0; r < R; ++r) __builtin_prefetch(row + (R + r) * stride + from + p * part + passed);
-      const V<T> one = load(x + k * P), two = load(x + k * P + W);
+      const V<T> one = load(x), two = load(x + W);
       for (int r = 0; r < R; ++r) {
         const V<T> w = row[r * stride + k] - V<T>{};
         sums[r][0] = fused(w, one, sums[r][0]);
@@ -254,11 +265,11 @@ __attribute__((noinline)) void passes(const T* row, i64 stride, const T* x, i64 
 template <int R, class T, class Use>
 inline void many_lanes(const T* row, i64 size, const Packed<T>& x, const Use& use) {
   constexpr int W = Wide<T>::width, P = 2 * W;
-  constexpr i64 COLUMNS = 512;
+  constexpr i64 COLUMNS = Packed<T>::COLUMNS;
   const i64 whole = size / W * W;
-  V<T> total[W * R * 2] = {};
+  V<T> total[W * R * 2];
   for (i64 from = 0; from < whole; from += COLUMNS)
-    passes<R>(row, size, x.values.data(), from, std::min(from + COLUMNS, whole), total);
+    passes<R>(row, size, &x.values[from * P], from, std::min(from + COLUMNS, whole), total);
   for (i64 p = W - (size - whole); p < W; ++p)
     for (int i = 0; i < R * 2; ++i) {
       const i64 column = size - W + p;
@@ -369,32 +380,45 @@ struct Sizes {
   i64 layers, lanes, heads, width, model, inner, room, end, limit, distances, panels, pre_norm;
 };
 
-// One query of one head over the kept keys [lowest, here]; `scores` has room for all of them, `position` for all distances.
+template <class T>
+inline i64 panels_of(i64 distances) {
+  constexpr int P = 2 * Wide<T>::width;
+  return (distances + P - 1) / P;
+}
+
+// What queries of one head, `apart` from each other, give to each distance of the nearest panels: [lane][used * P], the nearest last.
+template <class T>
+void score_distances(const Layer<T>& layer, const Sizes& z, i64 head, const T* query, i64 lanes, i64 apart, i64 used, std::vector<T>& biased,
+                     T* position) {
+  constexpr int P = 2 * Wide<T>::width;
+  const i64 K = z.width;
+  const T scale = T(1) / std::sqrt(T(K));
+  for (i64 b = 0; b < lanes; ++b)
+    for (i64 k = 0; k < K; ++k)
+      biased[b * K + k] = (query[b * apart + k] + (layer.position_bias ? layer.position_bias[head * K + k] : T(0))) * scale;
+  for (i64 panel = 0; panel < used; ++panel) {
+    const i64 at = head * z.panels + panel;
+    T* to = position + (used - 1 - panel) * P;
+    tiles<2, false>(lanes, biased.data(), K, layer.relative + at * K * P, P, to, used * P, K);
+    if (layer.distance_bias)
+      for (i64 b = 0; b < lanes; ++b)
+        for (int p = 0; p < P; ++p) to[b * used * P + p] += layer.distance_bias[at * P + p];
+  }
+}
+
+// One query of one head over the kept keys [lowest, here]; `scores` has room for all of them. `position`: its scores of `panels` panels of distances.
 template <class T>
 void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const T* query, i64 lowest, T* mixed,
-               Operand<T>& operand, std::vector<T>& scores, std::vector<T>& position) {
+               Operand<T>& operand, std::vector<T>& biased, std::vector<T>& scores, const T* position, i64 panels) {
   constexpr int W = Wide<T>::width;
   const i64 K = z.width, here = z.end, count = here - lowest + 1;
   const T scale = T(1) / std::sqrt(T(K));
   const T* keys = layer.keys + ((lane * z.heads + head) * z.room + lowest) * K;
   const T* values = layer.values + ((lane * z.heads + head) * z.room + lowest) * K;
-  std::vector<T> biased(K);
   T out[1][4];
 
   constexpr int P = 2 * W;
-  const i64 far = std::min(count, z.distances), used = (far + P - 1) / P;  // distances told apart, and their panels
-  if (layer.relative) {
-    for (i64 k = 0; k < K; ++k)
-      biased[k] = (query[k] + (layer.position_bias ? layer.position_bias[head * K + k] : T(0))) * scale;
-    for (i64 panel = 0; panel < used; ++panel) {
-      const i64 at = head * z.panels + panel;
-      T* to = &position[(used - 1 - panel) * P];
-      tile<1, 2, false>(biased.data(), K, layer.relative + at * K * P, P, to, P, K);
-      if (layer.distance_bias)
-        for (int p = 0; p < P; ++p) to[p] += layer.distance_bias[at * P + p];
-    }
-  }
-
+  const i64 far = std::min(count, z.distances);  // distances told apart
   for (i64 k = 0; k < K; ++k)
     biased[k] = (query[k] + (layer.content_bias ? layer.content_bias[head * K + k] : T(0))) * scale;
   operand.take(biased.data(), K);
@@ -410,9 +434,9 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
   }
   T best = -std::numeric_limits<T>::infinity();
   if (layer.relative) {
-    const T* by_key = &position[used * P - count];  // distance r stands at used * P - 1 - r
-    const i64 clamped = count - far;                // the farthest share the last distance
-    const T last = position[used * P - far];
+    const T* by_key = position + panels * P - count;  // distance r stands at panels * P - 1 - r
+    const i64 clamped = count - far;                  // the farthest share the last distance
+    const T last = position[panels * P - far];
     for (j = 0; j < clamped; ++j) scores[j] += last;
     for (; j < count; ++j) scores[j] += by_key[j];
   }
@@ -467,7 +491,8 @@ void step(const Sizes& z, double eps, const Layer<T>* layers, T* hidden, const i
     // Each thread normalises for itself: cheaper than waiting for one that does it for all.
     std::vector<Operand<T>> x(B);
     std::vector<T> own(hidden, hidden + B * D), prepared(D);
-    std::vector<T> scores(z.end + 1), position(z.panels * 2 * Wide<T>::width);
+    const i64 group = std::clamp<i64>(B * z.heads / (4 * threads), 1, MR), groups = (B + group - 1) / group;  // lanes that look back together
+    std::vector<T> scores(z.end + 1), position(group * z.panels * 2 * Wide<T>::width), biased(group * K);
     Operand<T> operand;
     for (i64 n = 0; n < z.layers; ++n) {
       const Layer<T>& layer = layers[n];
@@ -495,10 +520,16 @@ void step(const Sizes& z, double eps, const Layer<T>* layers, T* hidden, const i
       });
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
-      for (i64 task = 0; task < z.heads * B; ++task) {  // one head of all lanes after another: they share its relative keys
-        const i64 head = task / B, b = task % B;
-        const i64 from = std::max(lowest[b], z.end - z.limit);
-        look_back(layer, z, b, head, &query[b * HK + head * K], from, &mixed[b * HK + head * K], operand, scores, position);
+      for (i64 task = 0; task < z.heads * groups; ++task) {  // one head of all lanes after another: they share its relative keys
+        const i64 head = task / groups, first = task % groups * group, last = std::min(first + group, B);
+        auto from = [&](i64 b) { return std::max(lowest[b], z.end - z.limit); };
+        i64 panels = 0;
+        for (i64 b = first; b < last; ++b) panels = std::max(panels, panels_of<T>(std::min(z.end - from(b) + 1, z.distances)));
+        if (layer.relative)
+          score_distances(layer, z, head, &query[first * HK + head * K], last - first, HK, panels, biased, position.data());
+        for (i64 b = first; b < last; ++b)
+          look_back(layer, z, b, head, &query[b * HK + head * K], from(b), &mixed[b * HK + head * K], operand, biased, scores,
+                    &position[(b - first) * panels * 2 * Wide<T>::width], panels);
       }
       for (i64 b = 0; b < B; ++b) x[b].take(&mixed[b * HK], HK);
       rows = share(D);
