@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": "text out of a model",
     "score": "how surprising each token of a text or a stream is",
     "bench": "how fast, beside other implementations and the machine's limits",
+    "study": "the tables of the paper: trains, evaluates, writes our figures beside its own",
 }
 
 

@@ -1,0 +1,51 @@
+"""One of the paper's tables, start to end: trains its models one after another, evaluates them, and writes a page with our figures beside the
+paper's, a JSON file with all of them, and pictures. The same command again goes on where it stopped; studies under one --out share their models.
+
+    txl study ablation-encoding --data data/enwik8        (Table 6: recurrence, encoding, loss)
+    txl study ablation-fragmentation --data data/ptb      (Table 7: sentences without order)
+    txl study memory-matched --data data/enwik8           (Appendix A: a longer segment in place of memory)
+    txl study recl --data data/enwik8                     (Table 8: relative effective context length)
+    txl study speed                                       (Table 9: a window against memory)
+    txl study generation --data data/enwik8               (Appendix E: text beside what really followed)
+
+--scale tiny (default) takes two cores and minutes a model, small hours, paper the published configurations and GPUs (--device cuda)."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="which study, see above")
+    parser.add_argument("--scale", metavar="tiny|small|paper", default="tiny", help="how large the models are (tiny)")
+    parser.add_argument("--data", metavar="DIR", help="a store made by txl prepare")
+    parser.add_argument("--out", metavar="DIR", default="studies", help="where pages and runs land (studies)")
+    parser.add_argument("--seeds", metavar="N", type=int, help="models that each row is the mean of")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from transformer_xl.studies.catalogue import run_study
+    from transformer_xl.studies.runs import StudyStopped
+    from transformer_xl.studies.scales import find_scale
+
+    try:
+        page, value = run_study(
+            arguments.name,
+            scale=find_scale(arguments.scale),
+            data=None if arguments.data is None else Path(arguments.data),
+            out=Path(arguments.out),
+            seeds=arguments.seeds,
+            device=arguments.device,
+        )
+    except StudyStopped as stopped:
+        print(f"txl: {stopped}", file=sys.stderr)
+        return 128 + int(stopped.signal)
+    if arguments.json:
+        print(json.dumps(value, indent=2))
+        return 0
+    print(page.read_text())
+    print(f"page: {page}\nfigures: {page.with_suffix('.json')}")
+    return 0

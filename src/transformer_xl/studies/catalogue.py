@@ -1,0 +1,46 @@
+"""The studies by name, and the one door to them."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.errors import ConfigError, InputError, suggest
+from transformer_xl.pictures import can_draw
+from transformer_xl.progress import say
+from transformer_xl.studies.ablation import ENCODING, FRAGMENTATION, MEMORY_MATCHED, run_ablation
+from transformer_xl.studies.generation import run_generation
+from transformer_xl.studies.report import Report, write_report
+from transformer_xl.studies.runs import Setting
+from transformer_xl.studies.scales import Scale
+from transformer_xl.studies.speed import run_speed
+
+STUDIES: dict[str, Callable[[Setting], Report]] = {
+    "ablation-encoding": partial(run_ablation, ENCODING),
+    "ablation-fragmentation": partial(run_ablation, FRAGMENTATION),
+    "memory-matched": partial(run_ablation, MEMORY_MATCHED),
+    "speed": run_speed,
+    "generation": run_generation,
+}
+ONE_SEED = ("speed", "generation")
+"""Studies whose rows are no means over models."""
+
+
+def run_study(
+    name: str, *, scale: Scale, data: Path | None, out: Path, seeds: int | None = None, device: str = "cpu"
+) -> tuple[Path, dict[str, Any]]:
+    """Trains what is missing, measures, and writes the page and the JSON: the page's place and the JSON's content."""
+    if name not in STUDIES:
+        raise ConfigError(f"no study {name}{suggest(name, STUDIES)}")
+    if seeds is not None and seeds < 1:
+        raise InputError(f"--seeds: {seeds} is too few; take at least 1")
+    if name in ONE_SEED and seeds not in (None, 1):
+        raise InputError(f"--seeds: {seeds} for {name}, which is no mean over models; leave it out")
+    if not can_draw():
+        say("matplotlib is not installed: everything is written but the pictures; pip install 'transformer-xl[viz]'")
+    chosen = seeds or scale.seeds.get(name, 1)
+    setting = Setting(study=name, scale=scale, data=data, out=out, seeds=chosen, device=device)
+    if data is not None and not data.is_dir():
+        raise InputError(f"--data: there is no folder {data}; make a store with: txl prepare NAME --out {data}")
+    out.mkdir(parents=True, exist_ok=True)
+    return write_report(STUDIES[name](setting), setting=setting)

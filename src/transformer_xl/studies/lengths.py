@@ -1,0 +1,140 @@
+"""A model's figure at an attention length: how many keys the predicting token sees, itself among them.
+
+relative, shaw     memory of that length, every token seeing as many (also where the model was trained without: the weights allow it)
+absolute, per_layer  windows of that length, the last half scored, as half loss trains them
+
+    window 0   s s s s            tokens before the first half of the first window have nothing longer to be seen in
+    window 1       w w s s        w fed again, s scored
+    window 2           w w s s
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from transformer_xl.config import EvaluationConfig, RunConfig
+from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY
+from transformer_xl.data.store import Split
+from transformer_xl.errors import DataError
+from transformer_xl.evaluation import Figures, Rule, evaluate, figures, make_rule
+from transformer_xl.evaluation.evaluate import Losses
+from transformer_xl.model import TransformerXL
+from transformer_xl.progress import Advance
+
+SWEEP = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
+"""Attention lengths of a sweep, over the segment length of the base."""
+FED_AT_ONCE = 1 << 14
+SAME = {"perplexity_per_word": 0.01, "bits_per_character": 0.001, "bits_per_byte": 0.001}
+"""Figures closer than this are the same figure: what is printed of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One figure: at which attention length, and by which rule."""
+
+    attention: int
+    value: float
+    """In the corpus's own unit."""
+    loss_nats: float
+    tokens: int
+    seconds: float
+    rule: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def has_windows(config: RunConfig) -> bool:
+    return config.model.encoding in ENCODINGS_WITHOUT_MEMORY
+
+
+def fed_at_once(config: RunConfig) -> int:
+    return config.training.context + config.training.segment
+
+
+def trained_attention(config: RunConfig) -> int:
+    """The most keys that a token saw in training."""
+    return config.model.memory + fed_at_once(config)
+
+
+def sweep_lengths(config: RunConfig, *, segment: int) -> list[int]:
+    """Multiples of the base's segment, and the model's own; a table of learned positions has no more than its rows."""
+    lengths = {max(2, round(segment * share)) for share in SWEEP} | {fed_at_once(config)}
+    limit = config.model.learned_positions if config.model.encoding == "per_layer" else max(lengths)
+    return sorted(length for length in lengths if length <= limit)
+
+
+def as_trained(model: TransformerXL, split: Split, *, config: RunConfig, unit: str, advance: Advance) -> Point:
+    """With the attention of training: segments and memory of training, or where it had no memory the length of a segment."""
+    if not config.model.memory:
+        return at_attention(model, split, attention=fed_at_once(config), unit=unit, advance=advance)
+    found = evaluate(model, split, rule=make_rule(model, config.evaluation, tokens=len(split)), advance=advance)
+    return _point(found, attention=trained_attention(config), unit=unit, rule=found.rule.sentence())
+
+
+def at_attention(model: TransformerXL, split: Split, *, attention: int, unit: str, advance: Advance) -> Point:
+    if model.config.encoding in ENCODINGS_WITHOUT_MEMORY:
+        return _windows(model, split, attention=attention, unit=unit, advance=advance)
+    lengths = EvaluationConfig(segment=attention, memory=attention, same_length=True)
+    found = evaluate(model, split, rule=make_rule(model, lengths, tokens=len(split)), advance=advance)
+    rule = f"exact: every token after the first scored once in full context; memory {attention}, every token seeing as many"
+    return _point(found, attention=attention, unit=unit, rule=rule)
+
+
+def best_point(points: Sequence[Point], *, unit: str) -> Point:
+    """The shortest attention length that attains the best figure, as far as it is printed."""
+    best = min(point.value for point in points)
+    return min((point for point in points if point.value < best + SAME[unit]), key=lambda point: point.attention)
+
+
+def _point(found: Figures, *, attention: int, unit: str, rule: str) -> Point:
+    return Point(
+        attention=attention,
+        value=found.value(unit),
+        loss_nats=found.loss_nats,
+        tokens=found.tokens,
+        seconds=found.seconds,
+        rule=rule,
+    )
+
+
+def _windows(model: TransformerXL, split: Split, *, attention: int, unit: str, advance: Advance) -> Point:
+    started_at = time.perf_counter()
+    losses = window_losses(model, split, window=attention, advance=advance)
+    rule = Rule(name="sliding", segment=attention, memory=0, clamp_len=0, same_length=False, lanes=1)
+    found = figures(losses, split=split, rule=rule, seconds=time.perf_counter() - started_at)
+    words = f"windows: every token after the first scored once, in the last half of a window of {attention} tokens; no memory"
+    return _point(found, attention=attention, unit=unit, rule=words)
+
+
+@torch.inference_mode()
+def window_losses(model: TransformerXL, split: Split, *, window: int, advance: Advance) -> Losses:
+    """Each token's loss at its place in the split, NaN for the first; all of the first window is scored, and half of every other."""
+    if len(split) < 2:
+        raise DataError(f"{split.name} has {len(split)} tokens: there is nothing to predict")
+    device = model.vocabulary.bias_V.device
+    tokens = torch.from_numpy(np.asarray(split.tokens, dtype=np.int64)).to(device)
+    losses = np.full(len(split), np.nan, dtype=np.float32)
+    last, half = len(tokens) - 1, max(1, window // 2)
+    done = min(window, last)
+    first = model(tokens[None, :done], targets_BT=tokens[None, 1 : done + 1]).loss_BT
+    losses[1 : done + 1] = first[0].float().cpu().numpy()
+    advance(done)
+    while done < last:
+        scored = min(half, last - done)
+        rows = max(1, min(FED_AT_ONCE // window, (last - done) // scored))
+        ends = done + scored * torch.arange(1, rows + 1, device=device)
+        fed_BT = tokens[(ends[:, None] + torch.arange(-window, 0, device=device))]
+        target_BT = tokens[ends[:, None] + torch.arange(1 - scored, 1, device=device)]
+        loss_BT = model(fed_BT, targets_BT=target_BT).loss_BT
+        losses[done + 1 : done + 1 + rows * scored] = loss_BT.float().cpu().numpy().reshape(-1)
+        done += rows * scored
+        advance(rows * scored)
+    if split.sentence_mark is not None:  # as everywhere: the pair of marks between two sentences is not scored
+        marks = np.asarray(split.tokens) == split.sentence_mark
+        losses[1:][marks[1:] & marks[:-1]] = np.nan
+    return losses

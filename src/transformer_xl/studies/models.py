@@ -1,0 +1,103 @@
+"""Which models a study trains: a base, which is a preset with differences, and variants, which are differences from the base. No torch, no data."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformer_xl.config import RunConfig
+from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY, Encoding
+from transformer_xl.config.sources import resolve
+from transformer_xl.presets import find_preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The Transformer-XL of a scale, that everything else is a difference from."""
+
+    name: str
+    """First word of the names of its runs."""
+    corpus: str
+    """What it is meant to be trained on."""
+    preset: str
+    words: dict[str, str] = field(default_factory=dict)
+    """Dotted fields that differ from the preset, as typed on the command line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A model as a difference from its base."""
+
+    name: str
+    """Of its run: what the model is, not which study asks for it, so that studies share it."""
+    recurrence: bool = True
+    encoding: Encoding = "relative"
+    half_loss: bool = False
+    """Scored on the recent half of what is fed: as many tokens are fed."""
+    length: float = 1.0
+    """Tokens fed at once, over those of the base."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One model to train: its configuration, and the words that make it."""
+
+    name: str
+    preset: str
+    words: dict[str, str]
+    config: RunConfig
+
+    def command(self, *, data: object, run: object, device: str) -> str:
+        options = [f"--{name} {value}" for name, value in self.words.items()]
+        return " ".join([f"txl train {self.preset} --data {data} --run {run}", *options, *on_device(device)])
+
+
+def on_device(device: str) -> list[str]:
+    return [] if device == "cpu" else [f"--device {device}"]
+
+
+def asked_model(base: Base, variant: Variant, *, corpus: str, vocabulary: int, seed: int) -> Asked:
+    """A variant of `base` for a corpus of this name and vocabulary; runs are called by all of these."""
+    start = find_preset(base.preset).run
+    config = resolve(start, vocabulary=vocabulary, files=[], words=base.words)
+    words = {**base.words, **variant_words(variant, config), "training.seed": str(seed)}
+    name = f"{base.name}-{in_a_name(corpus)}-{variant.name}-seed-{seed}"
+    config = resolve(start, vocabulary=vocabulary, files=[], words=words)
+    return Asked(name=name, preset=base.preset, words=words, config=config)
+
+
+def variant_words(variant: Variant, base: RunConfig) -> dict[str, str]:
+    """The fields in which the variant differs from its base."""
+    fed = round(base.training.segment * variant.length)
+    memory = base.model.memory if variant.recurrence else 0
+    learned = {"shaw": memory + fed, "per_layer": fed}.get(variant.encoding, 0)
+    model = {"memory": memory, "encoding": variant.encoding, "learned_positions": learned}
+    context = fed // 2 if variant.half_loss else 0
+    training = {"segment": fed - context, "context": context}
+    # What `txl evaluate` then does is the figure "as in training": a model trained without memory is given one as long as its segment.
+    remembers = variant.encoding not in ENCODINGS_WITHOUT_MEMORY
+    evaluation = {
+        "segment": fed,
+        "memory": (memory or fed) if remembers else 0,
+        "clamp_len": 0,
+        "same_length": remembers and not memory,
+    }
+    parts: list[tuple[str, Any, dict[str, Any]]] = [
+        ("model", base.model, model),
+        ("training", base.training, training),
+        ("evaluation", base.evaluation, evaluation),
+    ]
+    return {
+        f"{part}.{name}": _word(value)
+        for part, there, here in parts
+        for name, value in here.items()
+        if getattr(there, name) != value
+    }
+
+
+def in_a_name(corpus: str) -> str:
+    """The corpus's name as part of a folder's."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", corpus).strip("-.") or "text"
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

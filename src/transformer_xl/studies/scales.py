@@ -1,0 +1,154 @@
+"""How large a study is: the published models, small ones for one GPU or a patient CPU, tiny ones for two cores and an hour. Data only."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transformer_xl.errors import ConfigError, suggest
+from transformer_xl.studies.models import Base
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    name: str
+    ablation: Base
+    """Tables 6 and 8 (second group) and Appendix A."""
+    standard: Base
+    """Table 8 (first group) and Appendix E."""
+    sentences: Base
+    """Table 7: a corpus whose sentences have no order."""
+    lstm: Base | None
+    """Of about as many parameters as `standard`; None: Table 8 without its first group."""
+    qrnn: Base | None
+    seeds: dict[str, int] = field(default_factory=dict)
+    """How many models each row is the mean of, by study; 1 where it is not named."""
+    test_tokens: int | None = None
+    """How many tokens of the test split are read; None: all."""
+    context_step: int
+    """Of RECL: how much longer each context is than the one before."""
+    longest_context: int
+    context_tokens: int
+    """How many tokens of the test split RECL reads with each context."""
+    bench: Literal["tiny", "full"]
+    written_tokens: int = 500
+    caveat: str
+
+
+_TINY = Base(
+    name="tiny",
+    corpus="enwik8",
+    preset="tiny-byte",
+    words={
+        "model.d_model": "128",
+        "model.n_head": "4",
+        "model.d_inner": "512",
+        "model.memory": "64",
+        "training.steps": "600",
+        "training.warm_up": "50",
+        "training.validate_every": "0",
+        "training.validation_tokens": "20000",
+        "training.save_every": "200",
+    },
+)
+_SMALL = Base(
+    name="small",
+    corpus="enwik8",
+    preset="tiny-byte",
+    words={
+        "model.n_layer": "6",
+        "model.d_model": "256",
+        "model.n_head": "8",
+        "model.d_inner": "1024",
+        "model.memory": "128",
+        "training.segment": "128",
+        "training.steps": "5000",
+        "training.learning_rate": "1e-3",
+        "training.warm_up": "200",
+        "training.average_decay": "0.999",
+        "training.validate_every": "1000",
+        "training.save_every": "500",
+        "evaluation.segment": "128",
+    },
+)
+_TRAINED_ALIKE = ("training.segment", "training.steps", "training.validate_every", "training.save_every")
+_TINY_RECURRENT = {name: _TINY.words[name] for name in _TRAINED_ALIKE if name in _TINY.words}
+_SMALL_RECURRENT = {name: _SMALL.words[name] for name in _TRAINED_ALIKE if name in _SMALL.words}
+
+TINY = Scale(
+    name="tiny",
+    ablation=_TINY,
+    standard=_TINY,
+    sentences=Base(
+        name="tiny",
+        corpus="ptb",
+        preset="tiny-word",
+        words={
+            "model.memory": "32",
+            "training.segment": "32",
+            "training.lanes": "16",
+            "training.steps": "1500",
+            "training.validate_every": "0",
+            "training.save_every": "500",
+            "evaluation.segment": "32",
+            "evaluation.memory": "128",
+        },
+    ),
+    lstm=Base(name="tiny", corpus="enwik8", preset="tiny-byte-lstm", words=_TINY_RECURRENT),
+    qrnn=Base(name="tiny", corpus="enwik8", preset="tiny-byte-qrnn", words=_TINY_RECURRENT),
+    seeds={"ablation-encoding": 2},
+    test_tokens=50_000,
+    context_step=16,
+    longest_context=256,
+    context_tokens=5_000,
+    bench="tiny",
+    caveat="Models of under a million parameters that read about 1.2 million symbols each, where the paper's have 128 million and read a hundred"
+    " million words many times over: an ordering that appears here is a sign that the code does what the paper describes, one that does not"
+    " appear says little about the paper.",
+)
+SMALL = Scale(
+    name="small",
+    ablation=_SMALL,
+    standard=_SMALL,
+    sentences=Base(
+        name="small",
+        corpus="ptb",
+        preset="tiny-word",
+        words={
+            "model.memory": "32",
+            "training.segment": "32",
+            "training.lanes": "16",
+            "evaluation.segment": "32",
+            "evaluation.memory": "128",
+        },
+    ),
+    lstm=Base(name="small", corpus="enwik8", preset="tiny-byte-lstm", words=_SMALL_RECURRENT),
+    qrnn=Base(name="small", corpus="enwik8", preset="tiny-byte-qrnn", words=_SMALL_RECURRENT),
+    seeds={"ablation-encoding": 2},
+    test_tokens=500_000,
+    context_step=64,
+    longest_context=1_024,
+    context_tokens=50_000,
+    bench="full",
+    caveat="Models a hundredth the size of the paper's, on other data, trained on a small part of it: orderings can be compared with the paper's,"
+    " figures cannot.",
+)
+PAPER = Scale(
+    name="paper",
+    ablation=Base(name="paper-ablation", corpus="wikitext-103", preset="wikitext-103-ablation"),
+    standard=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-standard"),
+    sentences=Base(name="paper-ablation", corpus="lm1b", preset="lm1b-ablation"),
+    lstm=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-lstm"),
+    qrnn=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-qrnn"),
+    context_step=100,
+    longest_context=1_600,
+    context_tokens=100_000,
+    bench="full",
+    caveat="The published configurations; widths of the ablation models are fitted to the parameter counts that the paper states, and the paper says"
+    " neither how many steps they were trained nor how rows without memory were evaluated.",
+)
+SCALES = {scale.name: scale for scale in (TINY, SMALL, PAPER)}
+
+
+def find_scale(name: str) -> Scale:
+    if name not in SCALES:
+        raise ConfigError(f"no scale {name}{suggest(name, SCALES)}")
+    return SCALES[name]

@@ -1,0 +1,95 @@
+"""Table 9: how many times slower a vanilla model is that reads its whole window again for each token. The measuring is `txl bench sliding`'s."""
+
+import time
+
+from transformer_xl.benchmarks.measure import Row, measure
+from transformer_xl.benchmarks.workloads import PAPER_RATIOS, workloads
+from transformer_xl.pictures import can_draw, picture
+from transformer_xl.studies.report import Report
+from transformer_xl.studies.runs import Setting
+from transformer_xl.studies.verdicts import compared
+
+ROUNDS = {"tiny": 1, "full": 3}
+
+
+def run_speed(setting: Setting) -> Report:
+    started_at, bench = time.perf_counter(), setting.scale.bench
+    found = measure("sliding", scale=bench, rounds=ROUNDS[bench], against_huggingface=False)
+    attention_of = {workload.name: workload.config.memory for workload in workloads("sliding", scale=bench)}
+    ours = sorted(
+        (row for row in found.rows if row.implementation != "window" and row.ratio_to_sliding is not None),
+        key=lambda row: attention_of[row.workload],
+    )
+    windows = {row.workload: row for row in found.rows if row.implementation == "window"}
+    lengths = [attention_of[row.workload] for row in ours]
+    ratios = [float(row.ratio_to_sliding or 0.0) for row in ours]
+    machine = f"{found.machine.processor}, {found.machine.cores} cores, torch {found.machine.torch}"
+    header = (
+        "attention length",
+        "window, ms per token",
+        "memory, ms per token",
+        "window slower by",
+        "range",
+        "paper: window slower by",
+    )
+    rows = []
+    for row, length, ratio in zip(ours, lengths, ratios, strict=True):
+        rows.append(
+            (
+                f"{length:,}",
+                _milliseconds(windows[row.workload]),
+                _milliseconds(row),
+                f"{ratio:,.0f}x",
+                ""
+                if row.ratio_to_sliding_spread is None
+                else "{:,.0f}x to {:,.0f}x".format(*row.ratio_to_sliding_spread),
+                f"{PAPER_RATIOS[length]:,}x" if length in PAPER_RATIOS else "",
+            )
+        )
+    pictures = []
+    if can_draw():
+        path = setting.out / f"{setting.study}-{setting.scale.name}.png"
+        with picture(path, title="How many times slower a window is than memory") as axes:
+            axes.plot(lengths, ratios, marker="o", label="here")
+            axes.plot(
+                list(PAPER_RATIOS), list(PAPER_RATIOS.values()), marker="s", linestyle="--", label="paper, one GPU"
+            )
+            axes.set_xlabel("attention length")
+            axes.set_ylabel("times slower")
+            axes.set_yscale("log")
+            axes.legend()
+        pictures.append(path)
+    return Report(
+        title="Evaluation speed: a window read anew for each token against memory (the paper's Table 9)",
+        corpus=f"Random weights and random tokens: speed does not depend on them. {machine}.",
+        header=header,
+        rows=rows,
+        claims=[
+            ("memory is faster than a window at every length", compared([1.0], [min(ratios)])),
+            ("the longer the attention, the more", compared([ratios[0]], [ratios[-1]])),
+        ],
+        notes=(
+            "both compute the same: outputs are compared before anything is timed",
+            f"rounds: {found.rounds}, in which the two take turns; medians, ratios within rounds",
+            "the paper timed one GPU and does not say how; here it is the processor named above",
+            *(
+                ("tiny shapes: these figures say that the command works and nothing about speed",)
+                if bench == "tiny"
+                else ()
+            ),
+        ),
+        commands=[("Every row", [f"txl bench sliding --scale {bench} --rounds {ROUNDS[bench]}"])],
+        pictures=pictures,
+        seconds=time.perf_counter() - started_at,
+        values={
+            "bench": found.as_json(),
+            "rows": [
+                {"attention": length, "ratio": ratio, "paper": PAPER_RATIOS.get(length)}
+                for length, ratio in zip(lengths, ratios, strict=True)
+            ],
+        },
+    )
+
+
+def _milliseconds(row: Row) -> str:
+    return f"{1000 / row.tokens_per_second:.3g}"

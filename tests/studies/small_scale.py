@@ -1,0 +1,38 @@
+"""The smallest scale that still has every row: 2 layers of width 16, three steps."""
+
+from transformer_xl.studies.models import Base
+from transformer_xl.studies.scales import Scale
+
+WORDS = {
+    "model.n_layer": "2",
+    "model.d_model": "16",
+    "model.n_head": "2",
+    "model.d_head": "8",
+    "model.d_inner": "32",
+    "model.memory": "8",
+    "training.segment": "8",
+    "training.lanes": "4",
+    "training.steps": "3",
+    "training.validate_every": "0",
+    "training.validation_tokens": "60",
+    "training.save_every": "0",
+    "training.log_every": "1",
+}
+BYTES = Base(name="minimal", corpus="enwik8", preset="tiny-byte", words=WORDS)
+SENTENCES = Base(name="minimal", corpus="ptb", preset="tiny-word", words={**WORDS, "model.cutoffs": "20,60"})
+MINIMAL = Scale(
+    name="minimal",
+    ablation=BYTES,
+    standard=BYTES,
+    sentences=SENTENCES,
+    lstm=None,
+    qrnn=None,
+    seeds={"ablation-encoding": 2},
+    test_tokens=150,
+    context_step=4,
+    longest_context=16,
+    context_tokens=40,
+    bench="tiny",
+    written_tokens=12,
+    caveat="Nothing can be learned from these.",
+)
