@@ -1,5 +1,6 @@
 """Tables 6 and 7 and Appendix A: models that differ in recurrence, encoding, loss and length, evaluated at many attention lengths."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,9 +159,9 @@ def run_ablation(study: Ablation, setting: Setting) -> Report:
         for seed in range(1, setting.seeds + 1):
             for row in study.rows:
                 done(0, note=f"{row.variant.name}, seed {seed}")
-                asked = variant_model(setting, base, row.variant, store=store, seed=seed)
+                asked = variant_model(base, row.variant, store=store, seed=seed)
                 model = trained(setting, asked, store=store, seed=seed)
-                segment = variant_model(setting, base, XL, store=store, seed=seed).config.training.segment
+                segment = variant_model(base, XL, store=store, seed=seed).config.training.segment
                 results[row.variant.name].append(measured(model, split, setting=setting, unit=unit, segment=segment))
                 done(1)
     return report(study, setting, results, store=store, split=split)
@@ -303,13 +304,14 @@ def row_commands(found: Sequence[Result], setting: Setting, *, store: Store, tok
     if has_windows(model.asked.config):
         commands.append(f"# its windows are read by: {setting.command}")
     else:
-        evaluate = " ".join([f"txl evaluate {model.folder} --tokens {tokens}", *on_device(setting.device)])
+        evaluate = shlex.join(
+            ["txl", "evaluate", str(model.folder), "--tokens", str(tokens), *on_device(setting.device)]
+        )
         commands.append(evaluate)
         if best != found[0].init:
             commands.append(f"{evaluate} --segment {best.attention} --memory {best.attention} --same-length")
-    for result in found[1:]:
-        commands.append(f"# the same with --training.seed {result.trained.seed} --run {result.trained.folder}")
-    return commands
+    others = [f"--training.seed {result.trained.seed} --run {result.trained.folder}" for result in found[1:]]
+    return [*commands, *(f"# the same with {words}" for words in others)]
 
 
 def row_json(row: Row, found: Sequence[Result]) -> dict[str, Any]:

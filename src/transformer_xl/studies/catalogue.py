@@ -10,6 +10,7 @@ from transformer_xl.pictures import can_draw
 from transformer_xl.progress import say
 from transformer_xl.studies.ablation import ENCODING, FRAGMENTATION, MEMORY_MATCHED, run_ablation
 from transformer_xl.studies.generation import run_generation
+from transformer_xl.studies.recl import run_recl
 from transformer_xl.studies.report import Report, write_report
 from transformer_xl.studies.runs import Setting
 from transformer_xl.studies.scales import Scale
@@ -19,6 +20,7 @@ STUDIES: dict[str, Callable[[Setting], Report]] = {
     "ablation-encoding": partial(run_ablation, ENCODING),
     "ablation-fragmentation": partial(run_ablation, FRAGMENTATION),
     "memory-matched": partial(run_ablation, MEMORY_MATCHED),
+    "recl": run_recl,
     "speed": run_speed,
     "generation": run_generation,
 }

@@ -26,7 +26,7 @@ PLACES_SEED = 0
 def run_generation(setting: Setting) -> Report:
     base = setting.scale.standard
     store = setting.store(base)
-    model = trained(setting, variant_model(setting, base, XL, store=store, seed=1), store=store, seed=1)
+    model = trained(setting, variant_model(base, XL, store=store, seed=1), store=store, seed=1)
     started_at = time.perf_counter()
     checkpoint = model.load(device=setting.device)
     lengths = override(find_preset(base.preset).run, base.words).evaluation

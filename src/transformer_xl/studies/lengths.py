@@ -24,6 +24,7 @@ from transformer_xl.evaluation import Figures, Rule, evaluate, figures, make_rul
 from transformer_xl.evaluation.evaluate import Losses
 from transformer_xl.model import TransformerXL
 from transformer_xl.progress import Advance
+from transformer_xl.studies.models import transformer
 
 SWEEP = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
 """Attention lengths of a sweep, over the segment length of the base."""
@@ -49,7 +50,7 @@ class Point:
 
 
 def has_windows(config: RunConfig) -> bool:
-    return config.model.encoding in ENCODINGS_WITHOUT_MEMORY
+    return transformer(config).encoding in ENCODINGS_WITHOUT_MEMORY
 
 
 def fed_at_once(config: RunConfig) -> int:
@@ -64,7 +65,8 @@ def trained_attention(config: RunConfig) -> int:
 def sweep_lengths(config: RunConfig, *, segment: int) -> list[int]:
     """Multiples of the base's segment, and the model's own; a table of learned positions has no more than its rows."""
     lengths = {max(2, round(segment * share)) for share in SWEEP} | {fed_at_once(config)}
-    limit = config.model.learned_positions if config.model.encoding == "per_layer" else max(lengths)
+    model = transformer(config)
+    limit = model.learned_positions if model.encoding == "per_layer" else max(lengths)
     return sorted(length for length in lengths if length <= limit)
 
 

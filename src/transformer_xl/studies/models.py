@@ -1,10 +1,11 @@
 """Which models a study trains: a base, which is a preset with differences, and variants, which are differences from the base. No torch, no data."""
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY, Encoding
 from transformer_xl.config.sources import resolve
 from transformer_xl.presets import find_preset
@@ -47,12 +48,13 @@ class Asked:
     config: RunConfig
 
     def command(self, *, data: object, run: object, device: str) -> str:
-        options = [f"--{name} {value}" for name, value in self.words.items()]
-        return " ".join([f"txl train {self.preset} --data {data} --run {run}", *options, *on_device(device)])
+        options = [word for name, value in self.words.items() for word in (f"--{name}", value)]
+        start = ["txl", "train", self.preset, "--data", str(data), "--run", str(run)]
+        return shlex.join([*start, *options, *on_device(device)])
 
 
 def on_device(device: str) -> list[str]:
-    return [] if device == "cpu" else [f"--device {device}"]
+    return [] if device == "cpu" else ["--device", device]
 
 
 def asked_model(base: Base, variant: Variant, *, corpus: str, vocabulary: int, seed: int) -> Asked:
@@ -65,10 +67,24 @@ def asked_model(base: Base, variant: Variant, *, corpus: str, vocabulary: int, s
     return Asked(name=name, preset=base.preset, words=words, config=config)
 
 
+def asked_preset(base: Base, *, name: str, corpus: str, vocabulary: int, seed: int) -> Asked:
+    """The base as it is, for models that are no variants of a Transformer-XL."""
+    words = {**base.words, "training.seed": str(seed)}
+    config = resolve(find_preset(base.preset).run, vocabulary=vocabulary, files=[], words=words)
+    run = f"{base.name}-{in_a_name(corpus)}-{name}-seed-{seed}"
+    return Asked(name=run, preset=base.preset, words=words, config=config)
+
+
+def transformer(config: RunConfig) -> ModelConfig:
+    """The model of a configuration that is known to be no recurrent network."""
+    assert isinstance(config.model, ModelConfig)
+    return config.model
+
+
 def variant_words(variant: Variant, base: RunConfig) -> dict[str, str]:
     """The fields in which the variant differs from its base."""
     fed = round(base.training.segment * variant.length)
-    memory = base.model.memory if variant.recurrence else 0
+    memory = transformer(base).memory if variant.recurrence else 0
     learned = {"shaw": memory + fed, "per_layer": fed}.get(variant.encoding, 0)
     model = {"memory": memory, "encoding": variant.encoding, "learned_positions": learned}
     context = fed // 2 if variant.half_loss else 0

@@ -16,6 +16,8 @@ class Report:
     """With the paper's own table."""
     corpus: str
     """What was read, and by which rule."""
+    caveat: str = ""
+    """Where it is not the scale's own."""
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     claims: Sequence[tuple[str, Verdict]] = ()
@@ -57,7 +59,7 @@ def write_report(report: Report, *, setting: Setting) -> tuple[Path, dict[str, A
 
 
 def page(report: Report, *, setting: Setting) -> str:
-    parts = [f"# {report.title}", f"Scale {setting.scale.name}. {report.corpus}", f"*{setting.scale.caveat}*"]
+    parts = [f"# {report.title}", f"Scale {setting.scale.name}. {report.corpus}", f"*{report.caveat or setting.scale.caveat}*"]
     if report.rows:
         parts.append(report.table())
     parts += [f"![{picture.stem}]({picture.name})" for picture in report.pictures]

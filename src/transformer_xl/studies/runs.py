@@ -15,7 +15,7 @@ from transformer_xl.data.store import Split, Store, open_store
 from transformer_xl.errors import CheckpointError, DataError, TransformerXLError
 from transformer_xl.files import write_json
 from transformer_xl.progress import say
-from transformer_xl.studies.models import Asked, Base, Variant, asked_model
+from transformer_xl.studies.models import Asked, Base, Variant, asked_model, on_device
 from transformer_xl.studies.scales import Scale
 from transformer_xl.training import train
 from transformer_xl.training.recording import read_metrics
@@ -43,8 +43,7 @@ class Setting:
     @property
     def command(self) -> str:
         data = [] if self.data is None else ["--data", str(self.data)]
-        device = [] if self.device == "cpu" else ["--device", self.device]
-        words = ["--scale", self.scale.name, *data, "--out", str(self.out), "--seeds", str(self.seeds), *device]
+        words = ["--scale", self.scale.name, *data, "--out", str(self.out), "--seeds", str(self.seeds), *on_device(self.device)]
         return shlex.join(["txl", "study", self.study, *words])
 
     def store(self, base: Base) -> Store:
@@ -80,7 +79,7 @@ class Trained:
         return load_checkpoint(self.folder, device=device)
 
 
-def variant_model(setting: Setting, base: Base, variant: Variant, *, store: Store, seed: int) -> Asked:
+def variant_model(base: Base, variant: Variant, *, store: Store, seed: int) -> Asked:
     manifest = store.manifest
     return asked_model(base, variant, corpus=manifest.name, vocabulary=manifest.vocabulary_size, seed=seed)
 

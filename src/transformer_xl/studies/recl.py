@@ -1,0 +1,249 @@
+"""Table 8: how much context each model of a group makes use of (RECL). The metric is `analysis`'s; here are the groups and their models."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.analysis.contexts import Stretch, context_losses, make_stretch
+from transformer_xl.analysis.recl import EffectiveLength, Group, effective_lengths, make_group
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.data.store import Split, Store
+from transformer_xl.pictures import can_draw, picture
+from transformer_xl.progress import progress
+from transformer_xl.studies.ablation import NO_RECURRENCE, PER_LAYER_HALF, SHAW, XL
+from transformer_xl.studies.models import Asked, Base, Variant, asked_preset
+from transformer_xl.studies.report import Report
+from transformer_xl.studies.runs import Setting, Trained, remembered, trained, variant_model
+from transformer_xl.studies.verdicts import Claim
+
+RATIOS = ("0.1", "0.5", "1.0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A model of a group."""
+
+    name: str
+    title: str
+    base: Base
+    variant: Variant | None
+    """None: the base itself, a recurrent network."""
+    paper: tuple[int, int, int]
+    """For each of the ratios."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One model of one seed: what it took, and its losses by context length."""
+
+    trained: Trained
+    parameters: int
+    seconds: float
+    losses: dict[int, Any]
+
+
+def groups(setting: Setting) -> dict[str, list[Member]]:
+    """The paper's two, each with its own baseline; every member of one has about as many parameters."""
+    scale = setting.scale
+    recurrent = [
+        Member(name="qrnn", title="QRNN", base=scale.qrnn, variant=None, paper=(500, 400, 300)) if scale.qrnn else None,
+        Member(name="lstm", title="LSTM", base=scale.lstm, variant=None, paper=(400, 300, 200)) if scale.lstm else None,
+    ]
+    others = [member for member in recurrent if member is not None]
+    standard = Member(
+        name="transformer-xl", title="Transformer-XL", base=scale.standard, variant=XL, paper=(900, 800, 700)
+    )
+    ablation = [
+        Member(name=variant.name, title=title, base=scale.ablation, variant=variant, paper=paper)
+        for variant, title, paper in (
+            (XL, "Transformer-XL", (700, 600, 500)),
+            (SHAW, "with Shaw's encoding", (400, 400, 300)),
+            (NO_RECURRENCE, "without recurrence", (300, 300, 300)),
+            (PER_LAYER_HALF, "Transformer", (128, 128, 128)),
+        )
+    ]
+    return {**({"recurrent": [standard, *others]} if others else {}), "ablation": ablation}
+
+
+def run_recl(setting: Setting) -> Report:
+    chosen = groups(setting)
+    store = setting.store(setting.scale.ablation)
+    split, step = store.split("test"), setting.scale.context_step
+    lengths = list(range(step, setting.scale.longest_context + 1, step))
+    stretch = make_stretch(split, lengths=lengths, tokens=None, most=setting.scale.context_tokens)
+    members = {asked.name: asked for group in chosen.values() for asked in asked_models(setting, group, store=store)}
+    found: dict[str, Measured] = {}
+    with progress(setting.study, total=len(members), unit="models") as done:
+        for name, asked in members.items():
+            done(0, note=name)
+            model = trained(setting, asked, store=store, seed=asked.config.training.seed)
+            found[name] = measured(model, split, setting=setting, stretch=stretch)
+            done(1)
+    made = {
+        name: [made_group(group, found, store=store, seed=seed, stretch=stretch) for seed in seeds(setting)]
+        for name, group in chosen.items()
+    }
+    return report(setting, chosen, made, found, store=store, stretch=stretch)
+
+
+def seeds(setting: Setting) -> range:
+    return range(1, setting.seeds + 1)
+
+
+def asked_models(setting: Setting, group: Sequence[Member], *, store: Store) -> list[Asked]:
+    return [asked_member(member, store=store, seed=seed) for seed in seeds(setting) for member in group]
+
+
+def asked_member(member: Member, *, store: Store, seed: int) -> Asked:
+    if member.variant is not None:
+        return variant_model(member.base, member.variant, store=store, seed=seed)
+    manifest = store.manifest
+    return asked_preset(
+        member.base, name=member.name, corpus=manifest.name, vocabulary=manifest.vocabulary_size, seed=seed
+    )
+
+
+def measured(model: Trained, split: Split, *, setting: Setting, stretch: Stretch) -> Measured:
+    started_at = time.perf_counter()
+    checkpoint = model.load(device=setting.device)
+    evaluation = checkpoint.config.evaluation
+    if evaluation.memory:
+        # As long as the longest context: what a model makes of c tokens is then not bounded by how many it may look at.
+        evaluation = replace(evaluation, memory=max(stretch.lengths), same_length=False)
+    contexts = context_losses(
+        checkpoint.model,
+        split,
+        stretch=stretch,
+        evaluation=evaluation,
+        training=checkpoint.config.training,
+        keep=RunFolder(model.folder).made("evaluations") / "study-contexts.npz",
+        made_by={"step": checkpoint.about.step},
+    )
+    took = {"seconds": time.perf_counter() - started_at}
+    seconds = remembered(model.folder, "contexts", key=contexts.about, compute=lambda: took)["seconds"]
+    parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    return Measured(trained=model, parameters=parameters, seconds=seconds, losses=contexts.losses)
+
+
+def made_group(
+    members: Sequence[Member], found: dict[str, Measured], *, store: Store, seed: int, stretch: Stretch
+) -> Group:
+    losses = {member.name: found[asked_member(member, store=store, seed=seed).name].losses for member in members}
+    return make_group(losses, lengths=stretch.lengths)
+
+
+def claims(members: Sequence[Member]) -> list[Claim]:
+    """The paper's order within a group: each member makes use of more context than the next."""
+    return [
+        Claim(
+            text=f"{longer.title} makes use of more context than {shorter.title} (r = {ratio})",
+            lower=(shorter.name, ratio),
+            higher=(longer.name, ratio),
+        )
+        for longer, shorter in pairwise(members)
+        for ratio in RATIOS
+    ]
+
+
+def report(
+    setting: Setting,
+    chosen: dict[str, list[Member]],
+    made: dict[str, list[Group]],
+    found: dict[str, Measured],
+    *,
+    store: Store,
+    stretch: Stretch,
+) -> Report:
+    rows, verdicts, commands, values = [], [], [], []
+    for name, members in chosen.items():
+        lengths = {ratio: [effective_lengths(group, ratio=float(ratio)) for group in made[name]] for ratio in RATIOS}
+        columns = {
+            member.name: {ratio: [float(by_name[member.name].length) for by_name in lengths[ratio]] for ratio in RATIOS}
+            for member in members
+        }
+        verdicts += [(claim.text, claim.verdict(columns)) for claim in claims(members)]
+        for member in members:
+            ours = [found[asked_member(member, store=store, seed=seed).name] for seed in seeds(setting)]
+            effective = {ratio: [by_name[member.name] for by_name in lengths[ratio]] for ratio in RATIOS}
+            rows.append(
+                [
+                    name,
+                    member.title,
+                    f"{ours[0].parameters:,}",
+                    *(shown(effective[ratio]) for ratio in RATIOS),
+                    *(str(length) for length in member.paper),
+                ]
+            )
+            asked = ours[0].trained
+            command = asked.asked.command(data=store.folder, run=asked.folder, device=setting.device)
+            commands.append((f"{member.title} ({name} group)", [command]))
+            values.append(
+                {
+                    "group": name,
+                    "model": member.name,
+                    "parameters": ours[0].parameters,
+                    "recl": {ratio: [vars(length) for length in effective[ratio]] for ratio in RATIOS},
+                    "paper": dict(zip(RATIOS, member.paper, strict=True)),
+                    "perplexity_by_context": [
+                        dict(
+                            zip(
+                                map(str, group.lengths),
+                                group.perplexity_IC[group.names.index(member.name)],
+                                strict=True,
+                            )
+                        )
+                        for group in made[name]
+                    ],
+                }
+            )
+    manifest, lengths_read = store.manifest, stretch.lengths
+    return Report(
+        title="Relative effective context length (the paper's Table 8)",
+        corpus=f"Corpus: {manifest.name} ({manifest.rule}); {stretch.tokens:,} tokens of its test split. The paper's lengths are words of WikiText-103.",
+        header=[
+            "group",
+            "model",
+            "parameters",
+            *(f"r = {ratio}" for ratio in RATIOS),
+            *(f"paper: r = {ratio}" for ratio in RATIOS),
+        ],
+        rows=rows,
+        claims=verdicts,
+        notes=[
+            f"contexts of {lengths_read[0]} to {lengths_read[-1]} tokens by {setting.scale.context_step}; the paper's table is in steps of 100 words",
+            "RECL: the first context from which one step more lowers the perplexity of the hardest share r of tokens by less than a hundredth, against"
+            " the best of the group; >=: every step up to the longest context was worth it",
+            "every token is predicted from exactly c tokens before it; models with the paper's or Shaw's encoding keep a memory of the longest context,"
+            " also where they were trained without; Transformer reads windows no longer than those it was trained on",
+            f"seeds: {setting.seeds}",
+        ],
+        commands=commands,
+        pictures=drawn(setting, made),
+        seconds=sum(one.seconds + one.trained.seconds for one in found.values()),
+        values={"unit": manifest.unit, "rows": values},
+    )
+
+
+def shown(lengths: Sequence[EffectiveLength]) -> str:
+    """Of several seeds: each length once, the shortest first."""
+    return ", ".join(str(length) for length in sorted(set(lengths), key=lambda found: (found.length, found.at_least)))
+
+
+def drawn(setting: Setting, made: dict[str, list[Group]]) -> list[Path]:
+    """Perplexity against context length, as in the paper's Figure 6: a picture for each group, of its first seed."""
+    if not can_draw():
+        return []
+    paths = []
+    for name, groups_made in made.items():
+        group, path = groups_made[0], setting.out / f"{setting.study}-{setting.scale.name}-{name}.png"
+        with picture(path, title=f"Perplexity against context length, {name} group") as axes:
+            for member, perplexity_C in zip(group.names, group.perplexity_IC, strict=True):
+                axes.plot(group.lengths, perplexity_C, marker="o", markersize=3, label=member)
+            axes.set_xlabel("context length")
+            axes.set_ylabel("perplexity")
+            axes.legend()
+        paths.append(path)
+    return paths
