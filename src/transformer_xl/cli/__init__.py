@@ -20,6 +20,7 @@ COMMANDS = {
     "presets": "the models of the paper: sizes, lengths, results, provenance",
     "train": "train a model; run it again to go on",
     "evaluate": "how good a model is, and by which rule",
+    "recl": "how much context models make use of",
     "generate": "text out of a model",
     "score": "how surprising each token of a text or a stream is",
     "bench": "how fast, beside other implementations and the machine's limits",

@@ -1,0 +1,7 @@
+"""What a model makes of its context.
+
+contexts        each token's loss, seen from exactly c tokens of context
+recl            how much context is worth it, from such losses: the paper's Relative Effective Context Length
+loss_files      those losses at rest, also of other people's models
+recl_pictures   the figures of Appendix C
+"""

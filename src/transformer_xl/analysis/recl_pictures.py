@@ -1,0 +1,54 @@
+"""The figures of Appendix C: what more context gains, and perplexity against context length."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_xl.analysis.recl import Array, Group, perplexity_gains
+from transformer_xl.pictures import can_draw, panels, picture
+
+MOST_MAPS, MOST_CELLS = 6, 40
+"""Models and lengths that a picture of heat maps can show and still be read."""
+MARKERS = "osD^vP*X"
+
+
+def draw_recl(group: Group, folder: Path, *, ratio: str) -> list[Path]:
+    """The pictures made, in `folder`; none where matplotlib is not installed."""
+    if not can_draw():
+        return []
+    gain_ICC = perplexity_gains(group, ratio=float(ratio))
+    paths = [folder / "gain.png", folder / "perplexity.png"]
+    with picture(paths[0], title=f"What {group.step} more tokens of context gain (r = {ratio})") as axes:
+        places = np.arange(len(group.lengths) - 1)
+        _lines(axes, group, gain_ICC[:, places, places + 1], group.lengths[:-1])
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_xlabel("context length c")
+        axes.set_ylabel(f"exp f(c, c) - exp f(c, c+{group.step})")
+    with picture(paths[1], title="Perplexity against context length") as axes:
+        _lines(axes, group, group.perplexities(), group.lengths)
+        axes.set_xlabel("context length")
+        axes.set_ylabel("perplexity")
+    if len(group.names) <= MOST_MAPS and len(group.lengths) <= MOST_CELLS:
+        paths.append(folder / "gain-pairs.png")
+        _draw_pairs(group, gain_ICC, paths[-1], title=f"Perplexity gained by a longer context (r = {ratio})")
+    return paths
+
+
+def _lines(axes: Any, group: Group, value_IC: Array, lengths: tuple[int, ...]) -> None:
+    for number, (name, value_C) in enumerate(zip(group.names, value_IC, strict=True)):
+        axes.plot(lengths, value_C, label=name, marker=MARKERS[number % len(MARKERS)], markersize=4)
+    axes.legend()
+
+
+def _draw_pairs(group: Group, gain_ICC: Array, path: Path, *, title: str) -> None:
+    highest = float(np.nanmax(gain_ICC)) or 1.0  # one colour for one gain in all maps
+    first, last, half = group.lengths[0], group.lengths[-1], group.step / 2
+    edges = (first - half, last + half, first - half, last + half)
+    with panels(path, title=title, count=len(group.names)) as every:
+        for axes, name, gain_CC in zip(every, group.names, gain_ICC, strict=True):
+            image = axes.imshow(gain_CC, origin="lower", extent=edges, vmin=0, vmax=highest, cmap="viridis")
+            axes.set_title(name)
+            axes.set_xlabel("long context c'")
+            axes.set_ylabel("short context c")
+        every[0].figure.colorbar(image, ax=every, label="perplexity gained from c to c'")
