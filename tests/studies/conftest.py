@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from small_scale import MINIMAL
+
 from transformer_xl.data.store import Store
 from transformer_xl.studies.catalogue import run_study
 from transformer_xl.training import loop

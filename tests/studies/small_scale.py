@@ -19,7 +19,7 @@ WORDS = {
     "training.log_every": "1",
 }
 BYTES = Base(name="minimal", corpus="enwik8", preset="tiny-byte", words=WORDS)
-SENTENCES = Base(name="minimal", corpus="ptb", preset="tiny-word", words={**WORDS, "model.cutoffs": "20,60"})
+SENTENCES = Base(name="minimal", corpus="ptb", preset="tiny-byte", words=WORDS)
 MINIMAL = Scale(
     name="minimal",
     ablation=BYTES,

@@ -10,8 +10,9 @@ from small_models import build
 from transformer_xl.config.sources import resolve
 from transformer_xl.data.recipes import RECIPES
 from transformer_xl.data.tokenizers import WordTokenizer
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, DataError
 from transformer_xl.presets import find_preset
+from transformer_xl.progress import progress
 from transformer_xl.studies import ablation
 from transformer_xl.studies.ablation import ENCODING, FRAGMENTATION, MEMORY_MATCHED
 from transformer_xl.studies.lengths import Point, best_point, sweep_lengths, trained_attention, window_losses
@@ -69,8 +70,16 @@ def test_names_of_corpora_become_names_of_folders():
 
 
 def test_an_unknown_scale_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="no scale papper; did you mean paper?"):
+    with pytest.raises(ConfigError, match="no scale papper; did you mean paper"):
         find_scale("papper")
+
+
+def test_a_corpus_of_too_few_words_is_refused_by_name():
+    base = find_scale("tiny").sentences
+    with pytest.raises(
+        DataError, match=r"notes has a vocabulary of 300, too small .* give a larger corpus, such as ptb"
+    ):
+        asked_model(base, ablation.XL, corpus="notes", vocabulary=300, seed=1)
 
 
 # --- attention lengths
@@ -81,10 +90,11 @@ def test_windows_score_every_token_once_in_its_window(byte_store):
     split = byte_store.split("test").first(47)
     tokens = torch.from_numpy(np.asarray(split.tokens, dtype=np.int64))
     for encoding in ("absolute", "per_layer"):
-        model = build(encoding=encoding, memory=0, vocabulary=256, **({"learned_positions": 8} if encoding == "per_layer" else {})).eval()
-        counted = []
-        losses = window_losses(model, split, window=8, advance=lambda amount=1, *, note=None: counted.append(amount))
-        assert sum(counted) == 46
+        model = build(
+            encoding=encoding, memory=0, vocabulary=256, **({"learned_positions": 8} if encoding == "per_layer" else {})
+        ).eval()
+        with progress("windows", total=46) as advance:
+            losses = window_losses(model, split, window=8, advance=advance)
         assert math.isnan(losses[0])
         for target in range(1, 47):
             end = 8 if target <= 8 else min(46, 8 + 4 * math.ceil((target - 8) / 4))
@@ -97,7 +107,8 @@ def test_windows_score_every_token_once_in_its_window(byte_store):
 def test_a_split_shorter_than_its_window_is_one_window(byte_store):
     split = byte_store.split("test").first(6)
     model = build(encoding="absolute", memory=0, vocabulary=256).eval()
-    losses = window_losses(model, split, window=8, advance=lambda amount=1, *, note=None: None)
+    with progress("windows", total=5) as advance:
+        losses = window_losses(model, split, window=8, advance=advance)
     assert np.isnan(losses).tolist() == [True, False, False, False, False, False]
 
 

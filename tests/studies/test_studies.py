@@ -6,8 +6,8 @@ import signal
 from dataclasses import replace
 
 import pytest
-
 from small_scale import BYTES, MINIMAL
+
 from transformer_xl.cli import main
 from transformer_xl.errors import CheckpointError
 from transformer_xl.studies import ablation, generation, runs, scales, speed
@@ -30,7 +30,7 @@ def names_trained(monkeypatch) -> list[str]:
 
 def table_of(page: str) -> list[dict[str, str]]:
     """The first table of a page, a dictionary for each row."""
-    lines = [line for line in page.split("\n\n") if line.startswith("| ")][0].splitlines()
+    lines = next(part for part in page.split("\n\n") if part.startswith("| ")).splitlines()
     header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return [dict(zip(header, row, strict=True)) for row in rows]
 
@@ -143,10 +143,10 @@ def test_a_killed_study_trains_only_what_is_missing(byte_store, tmp_path, monkey
 
 def test_a_run_of_another_configuration_is_refused(finished, byte_store):
     wider = replace(BYTES, words={**BYTES.words, "training.learning_rate": "0.1"})
-    with pytest.raises(CheckpointError, match=r"another configuration \(training.learning_rate 0.0025 -> 0.1\); choose"):
-        run_study(
-            "ablation-encoding", scale=replace(MINIMAL, ablation=wider), data=byte_store.folder, out=finished
-        )
+    with pytest.raises(
+        CheckpointError, match=r"another configuration \(training.learning_rate 0.0025 -> 0.1\); choose"
+    ):
+        run_study("ablation-encoding", scale=replace(MINIMAL, ablation=wider), data=byte_store.folder, out=finished)
 
 
 def test_a_run_on_other_data_is_refused(finished, tmp_path):
@@ -167,6 +167,30 @@ def test_fragmentation_shuffles_lines_once(word_store, tmp_path):
     assert value["unit"] == "perplexity_per_word"
     assert {claim["here"] for claim in value["claims"]} <= {"appears", "does not appear", "within the spread of seeds"}
     assert page.read_text().count("One Billion Word") >= 1
+
+
+# --- Table 8
+
+
+def test_recl_measures_the_models_of_the_ablation(finished, byte_store, monkeypatch):
+    names = names_trained(monkeypatch)
+    page, value = run_study("recl", scale=MINIMAL, data=byte_store.folder, out=finished)
+    assert names == []
+    rows = value["rows"]
+    assert [row["model"] for row in rows] == ["transformer-xl", "shaw", "no-recurrence", "per-layer-half"]
+    assert [row["paper"]["0.1"] for row in rows] == [700, 400, 300, 128]
+    shown = table_of(page.read_text())
+    for cells, row in zip(shown, rows, strict=True):
+        for ratio in ("0.1", "0.5", "1.0"):
+            found = row["recl"][ratio][0]
+            assert cells[f"r = {ratio}"] == f"{'>=' if found['at_least'] else ''}{found['length']}"
+            assert found["length"] in (4, 8, 12, 16)
+        assert list(row["perplexity_by_context"][0]) == ["4", "8", "12", "16"]
+    # Its windows end at the 8 tokens that it was trained on: more context is the same context.
+    perplexity = rows[3]["perplexity_by_context"][0]
+    assert perplexity["8"] == perplexity["12"] == perplexity["16"] != perplexity["4"]
+    assert len(value["claims"]) == 9
+    assert (finished / "recl-minimal-ablation.png").stat().st_size > 1000
 
 
 # --- Table 9
@@ -199,17 +223,8 @@ def fake_bench(kind):
     from transformer_xl.benchmarks.measure import Machine, Result, Row
     from transformer_xl.benchmarks.workloads import workloads
 
-    nothing = {
-        name: None
-        for name in (
-            "ratio_to_huggingface",
-            "ratio_to_huggingface_spread",
-            "ratio_to_one_lane",
-            "ratio_to_one_lane_spread",
-            "max_difference",
-            "checked_against",
-        )
-    }
+    others = ("ratio_to_huggingface", "ratio_to_one_lane")
+    nothing = dict.fromkeys([*others, *(f"{name}_spread" for name in others), "max_difference", "checked_against"])
     rows = []
     for workload in workloads(kind, scale="full"):
         ratio = workload.config.memory / 10
@@ -287,5 +302,3 @@ def test_bad_input_is_one_sentence(byte_store, tmp_path, capsys):
         said = capsys.readouterr().err
         assert expected in said
         assert said.count("\n") == 1
-
-

@@ -8,6 +8,7 @@ from typing import Any
 from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY, Encoding
 from transformer_xl.config.sources import resolve
+from transformer_xl.errors import DataError
 from transformer_xl.presets import find_preset
 
 
@@ -60,6 +61,12 @@ def on_device(device: str) -> list[str]:
 def asked_model(base: Base, variant: Variant, *, corpus: str, vocabulary: int, seed: int) -> Asked:
     """A variant of `base` for a corpus of this name and vocabulary; runs are called by all of these."""
     start = find_preset(base.preset).run
+    cutoffs = start.model.cutoffs
+    if cutoffs and cutoffs[-1] >= vocabulary:
+        raise DataError(
+            f"{corpus} has a vocabulary of {vocabulary:,}, too small for the preset {base.preset}, whose softmax is cut at {cutoffs[-1]:,};"
+            f" give a larger corpus, such as {base.corpus}"
+        )
     config = resolve(start, vocabulary=vocabulary, files=[], words=base.words)
     words = {**base.words, **variant_words(variant, config), "training.seed": str(seed)}
     name = f"{base.name}-{in_a_name(corpus)}-{variant.name}-seed-{seed}"

@@ -191,7 +191,7 @@ def report(
                         dict(
                             zip(
                                 map(str, group.lengths),
-                                group.perplexity_IC[group.names.index(member.name)],
+                                group.perplexities()[group.names.index(member.name)],
                                 strict=True,
                             )
                         )
@@ -240,7 +240,7 @@ def drawn(setting: Setting, made: dict[str, list[Group]]) -> list[Path]:
     for name, groups_made in made.items():
         group, path = groups_made[0], setting.out / f"{setting.study}-{setting.scale.name}-{name}.png"
         with picture(path, title=f"Perplexity against context length, {name} group") as axes:
-            for member, perplexity_C in zip(group.names, group.perplexity_IC, strict=True):
+            for member, perplexity_C in zip(group.names, group.perplexities(), strict=True):
                 axes.plot(group.lengths, perplexity_C, marker="o", markersize=3, label=member)
             axes.set_xlabel("context length")
             axes.set_ylabel("perplexity")

@@ -59,7 +59,11 @@ def write_report(report: Report, *, setting: Setting) -> tuple[Path, dict[str, A
 
 
 def page(report: Report, *, setting: Setting) -> str:
-    parts = [f"# {report.title}", f"Scale {setting.scale.name}. {report.corpus}", f"*{report.caveat or setting.scale.caveat}*"]
+    parts = [
+        f"# {report.title}",
+        f"Scale {setting.scale.name}. {report.corpus}",
+        f"*{report.caveat or setting.scale.caveat}*",
+    ]
     if report.rows:
         parts.append(report.table())
     parts += [f"![{picture.stem}]({picture.name})" for picture in report.pictures]

@@ -43,7 +43,16 @@ class Setting:
     @property
     def command(self) -> str:
         data = [] if self.data is None else ["--data", str(self.data)]
-        words = ["--scale", self.scale.name, *data, "--out", str(self.out), "--seeds", str(self.seeds), *on_device(self.device)]
+        words = [
+            "--scale",
+            self.scale.name,
+            *data,
+            "--out",
+            str(self.out),
+            "--seeds",
+            str(self.seeds),
+            *on_device(self.device),
+        ]
         return shlex.join(["txl", "study", self.study, *words])
 
     def store(self, base: Base) -> Store:

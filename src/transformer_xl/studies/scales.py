@@ -42,7 +42,7 @@ _TINY = Base(
         "model.n_head": "4",
         "model.d_inner": "512",
         "model.memory": "64",
-        "training.steps": "600",
+        "training.steps": "700",
         "training.warm_up": "50",
         "training.validate_every": "0",
         "training.validation_tokens": "20000",
