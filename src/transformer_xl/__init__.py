@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+    from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, RunConfig, TrainingConfig
     from transformer_xl.errors import TransformerXLError
     from transformer_xl.library import Loaded, load
     from transformer_xl.model import Memory, Output, TransformerXL
@@ -19,6 +19,7 @@ __version__ = version("transformer-xl")
 _HOMES = {
     "EvaluationConfig": "config",
     "ModelConfig": "config",
+    "RecurrentConfig": "config",
     "RunConfig": "config",
     "TrainingConfig": "config",
     "TransformerXLError": "errors",
@@ -36,6 +37,7 @@ __all__ = [
     "Memory",
     "ModelConfig",
     "Output",
+    "RecurrentConfig",
     "RunConfig",
     "TrainingConfig",
     "TransformerXL",

@@ -32,9 +32,9 @@ from transformer_xl.generation import (
     text_pieces,
     write_texts,
 )
-from transformer_xl.inference import Engine
+from transformer_xl.inference import Reader, make_engine, restore_engine
 from transformer_xl.inference.weights import WeightKind
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyModel
 from transformer_xl.progress import Advance
 
 SCORED_AT_ONCE = 512
@@ -57,7 +57,7 @@ class Loaded:
         self.checkpoint = checkpoint
 
     @property
-    def model(self) -> TransformerXL:
+    def model(self) -> AnyModel:
         return self.checkpoint.model
 
     @property
@@ -193,7 +193,7 @@ class Loaded:
         return self._scored(token_stream(self.tokenizer, stream, name=name), weights)
 
     def _scored(self, pieces: Iterable[Placed], weights: WeightKind) -> Iterator[Scored]:
-        if not self.model.config.memory:
+        if not self.model.config.remembers:
             raise InputError("a model with memory 0 sees no text before a token; give it some, such as memory=128")
         engine = self.engine(weights=weights)
         for piece in pieces:
@@ -210,11 +210,11 @@ class Loaded:
         memory: int | None = None,
         state: Path | str | None = None,
         weights: WeightKind = "exact",
-    ) -> Engine:
+    ) -> Reader:
         """A reader that remembers the last `memory` tokens of each lane, new or as it was saved; see `inference.Engine`."""
         if state is not None:
-            return Engine.restore(self.model, state, weights=weights)
-        return Engine(self.model, lanes=lanes, memory=memory, weights=weights)
+            return restore_engine(self.model, state, weights=weights)
+        return make_engine(self.model, lanes=lanes, memory=memory, weights=weights)
 
 
 def load(

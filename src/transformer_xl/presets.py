@@ -7,7 +7,7 @@ the parameter count the paper states, where the authors published nothing more. 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, RunConfig, TrainingConfig
 from transformer_xl.errors import ConfigError, suggest
 
 
@@ -27,6 +27,11 @@ class Preset:
 
 WIKITEXT_103_CUTOFFS = (20_000, 40_000, 200_000)
 LM1B_CUTOFFS = (60_000, 100_000, 640_000)
+
+
+def _sized(run: RunConfig, **sizes: object) -> RunConfig:
+    return replace(run, model=replace(run.model, **sizes))  # type: ignore[arg-type]
+
 
 _enwik8_12l = RunConfig(
     model=ModelConfig(
@@ -207,9 +212,58 @@ _tiny_word = RunConfig(
     evaluation=EvaluationConfig(segment=64, memory=64),
 )
 
+# The paper's recurrent baselines at its own sizes: Merity et al. (2018) for the QRNN, the LSTM as wide as the same count allows.
+_wikitext_103_qrnn = RunConfig(
+    model=RecurrentConfig(
+        vocabulary=267_735,
+        cell="qrnn",
+        n_layer=4,
+        d_model=400,
+        d_hidden=2500,
+        cutoffs=WIKITEXT_103_CUTOFFS,
+        embedding_dropout=0.1,
+        hidden_dropout=0.1,
+        output_dropout=0.1,
+    ),
+    training=TrainingConfig(segment=140, lanes=60, steps=200_000, learning_rate=1e-3, warm_up=2_000),
+    evaluation=EvaluationConfig(segment=140),
+)
+_wikitext_103_lstm = _sized(_wikitext_103_qrnn, cell="lstm", n_layer=3, d_hidden=1800)
+_tiny_lstm = RunConfig(
+    model=RecurrentConfig(
+        vocabulary=10_000,
+        cell="lstm",
+        n_layer=2,
+        d_model=256,
+        d_hidden=384,
+        cutoffs=(2_000, 5_000),
+        embedding_dropout=0.2,
+        hidden_dropout=0.2,
+        output_dropout=0.3,
+        weight_dropout=0.3,
+        init_std=0.05,
+    ),
+    training=replace(
+        _tiny_word.training,
+        segment=40,
+        lanes=16,
+        steps=5000,
+        learning_rate=3e-3,
+        embedding_rate_factor=1.0,
+        validate_every=2500,
+        validation_tokens=20_000,
+        save_every=2500,
+    ),
+    evaluation=EvaluationConfig(segment=64),
+)
+_tiny_qrnn = _sized(_tiny_lstm, cell="qrnn", n_layer=3, d_hidden=512, weight_dropout=0.0)
 
-def _sized(run: RunConfig, **sizes: int | float) -> RunConfig:
-    return replace(run, model=replace(run.model, **sizes))  # type: ignore[arg-type]
+
+def _bytes(run: RunConfig, **sizes: object) -> RunConfig:
+    """The same kind of model for bytes, trained as tiny-byte is."""
+    still = {f"{site}_dropout": 0.0 for site in ("embedding", "hidden", "output", "weight")}
+    training = replace(_tiny_byte.training, learning_rate=3e-3)
+    return replace(_sized(run, vocabulary=205, d_model=192, cutoffs=(), **still, **sizes), training=training)
 
 
 PRESETS: tuple[Preset, ...] = (
@@ -379,6 +433,66 @@ PRESETS: tuple[Preset, ...] = (
         provenance="own",
         note="words, twenty minutes on two cores; docs/experiments.md has its figures",
         run=_tiny_word,
+    ),
+    Preset(
+        name="wikitext-103-lstm",
+        corpus="wikitext-103",
+        table="Table 8",
+        paper_parameters="151M",
+        paper_result="RECL 400/300/200",
+        provenance="derived",
+        note="the LSTM of Table 8, width fitted to the parameter budget; never published",
+        run=_wikitext_103_lstm,
+    ),
+    Preset(
+        name="wikitext-103-qrnn",
+        corpus="wikitext-103",
+        table="Table 8",
+        paper_parameters="151M",
+        paper_result="RECL 500/400/300",
+        provenance="derived",
+        note="the QRNN of Table 8: four layers of 2500, Merity et al. 2018",
+        run=_wikitext_103_qrnn,
+    ),
+    Preset(
+        name="tiny-lstm",
+        corpus="ptb",
+        table="",
+        paper_parameters="",
+        paper_result="",
+        provenance="own",
+        note="words, under ten minutes on two cores, regularised as AWD-LSTM; docs/experiments.md has its figures",
+        run=_tiny_lstm,
+    ),
+    Preset(
+        name="tiny-qrnn",
+        corpus="ptb",
+        table="",
+        paper_parameters="",
+        paper_result="",
+        provenance="own",
+        note="words, under ten minutes on two cores; docs/experiments.md has its figures",
+        run=_tiny_qrnn,
+    ),
+    Preset(
+        name="tiny-byte-lstm",
+        corpus="enwik8",
+        table="",
+        paper_parameters="",
+        paper_result="",
+        provenance="own",
+        note="tiny-byte as an LSTM of the same size",
+        run=_bytes(_tiny_lstm, d_hidden=512),
+    ),
+    Preset(
+        name="tiny-byte-qrnn",
+        corpus="enwik8",
+        table="",
+        paper_parameters="",
+        paper_result="",
+        provenance="own",
+        note="tiny-byte as a QRNN of the same size",
+        run=_bytes(_tiny_qrnn, d_hidden=576),
     ),
 )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from small_models import build, random_tokens
 from transformer_xl.errors import CheckpointError, InputError
-from transformer_xl.inference import Engine, engine
+from transformer_xl.inference import Engine, engine, reader
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 
@@ -18,8 +18,8 @@ CLOSE = {"rtol": 0, "atol": 1e-10}
 def small_buffers(monkeypatch):
     """So small that every test moves its memory several times."""
     monkeypatch.setattr(engine, "ROOM", 7)
-    monkeypatch.setattr(engine, "CHUNK", 5)
-    monkeypatch.setattr(engine, "LEAST_CHUNK", 3)
+    monkeypatch.setattr(reader, "CHUNK", 5)
+    monkeypatch.setattr(reader, "LEAST_CHUNK", 3)
 
 
 @st.composite

@@ -91,8 +91,8 @@ def _output(workload: Workload) -> int:
 
 def workloads(kind: Kind, *, scale: Scale) -> list[Workload]:
     """Those of one word of the command. Tiny ones have the same rows and say nothing about speed."""
-    characters = _ready(find_preset("enwik8-12l").run.model, memory=2100, clamp_len=820)
-    words = _ready(find_preset("wikitext-103-standard").run.model, memory=640, clamp_len=400)
+    characters = _ready("enwik8-12l", memory=2100, clamp_len=820)
+    words = _ready("wikitext-103-standard", memory=640, clamp_len=400)
     titles, segment = {"enwik8": "41M enwik8", "words": "151M wikitext-103"}, 128
     lengths = list(PAPER_RATIOS)
     evaluated = [2100, 3800]
@@ -142,8 +142,10 @@ def workloads(kind: Kind, *, scale: Scale) -> list[Workload]:
             ]
 
 
-def _ready(config: ModelConfig, *, memory: int, clamp_len: int) -> ModelConfig:
+def _ready(preset: str, *, memory: int, clamp_len: int) -> ModelConfig:
     """For inference, under the convention that Hugging Face computes; weights so large that attention has a pattern to get wrong."""
+    config = find_preset(preset).run.model
+    assert isinstance(config, ModelConfig)
     return replace(
         config,
         memory=memory,

@@ -29,7 +29,7 @@ from transformer_xl.config.fields import read
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, write_json
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyModel, build_model
 
 CHECKSUMS = "checksums.json"
 
@@ -62,7 +62,7 @@ class Checkpoint:
     folder: Path
     config: RunConfig
     about: About
-    model: TransformerXL
+    model: AnyModel
     tokenizer: Tokenizer
     run: RunFolder | None = field(default=None)
     """The run it belongs to, where results about it are written."""
@@ -146,18 +146,18 @@ def read_config(path: Path) -> RunConfig:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def load_model(path: Path, *, config: RunConfig) -> TransformerXL:
+def load_model(path: Path, *, config: RunConfig) -> AnyModel:
     """The model of `config` with the weights of a file, which must hold exactly its tensors, in its shapes."""
     try:
         with safe_open(path, framework="pt") as file:
-            layers = sum(name.startswith("layers.") and name.endswith(".query.weight") for name in file.keys())  # noqa: SIM118
+            layers = len({name.split(".")[1] for name in file.keys() if name.startswith("layers.")})  # noqa: SIM118
         if layers != config.model.n_layer:  # before building: a wrong number could ask for a million layers
             raise CheckpointError(f"{path} has {layers} layers where config.json says {config.model.n_layer}")
         weights = load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); it is damaged or no safetensors file") from None
     with torch.device("meta"):
-        model = TransformerXL(config.model)
+        model = build_model(config.model)
     expected = model.state_dict()
     for name in sorted(expected.keys() | weights.keys()):
         if name not in weights:

@@ -7,6 +7,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from transformer_xl.config import RecurrentConfig
 from transformer_xl.presets import PRESETS, Preset
 
 
@@ -57,8 +58,8 @@ def print_table(counts: dict[str, int]) -> None:
             preset.name,
             str(model.n_layer),
             str(model.d_model),
-            f"{model.n_head}x{model.d_head}",
-            str(model.d_inner),
+            model.cell if isinstance(model, RecurrentConfig) else f"{model.n_head}x{model.d_head}",
+            str(model.d_hidden if isinstance(model, RecurrentConfig) else model.d_inner),
             f"{counts[preset.name]:,}",
             f"{training.segment}/{model.memory}",
             f"{evaluation.segment}/{evaluation.memory}/{evaluation.clamp_len or '-'}",

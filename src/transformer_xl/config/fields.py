@@ -42,7 +42,10 @@ def convert(hint: Any, value: object, *, name: str) -> Any:
         if value not in arguments:
             raise ConfigError(f"{name}: {_shown(value)} is unknown{suggest(str(value), map(str, arguments))}")
         return value
-    if origin in (types.UnionType, typing.Union):  # only ever "X | None" here
+    if origin in (types.UnionType, typing.Union):
+        kinds = [kind for kind in arguments if dataclasses.is_dataclass(kind)]
+        if kinds:  # several kinds of table: the one that knows most of these fields
+            return convert(min(kinds, key=lambda kind: _unknown(kind, value)), value, name=name)
         return None if value is None else convert(next(a for a in arguments if a is not type(None)), value, name=name)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
@@ -85,18 +88,19 @@ def override(config: T, changes: Mapping[str, str], *, name: str = "") -> T:
         where = _join(name, head)
         if head not in hints:
             raise ConfigError(f"no field {where}{suggest(where, (_join(name, known) for known in hints))}")
+        inner = getattr(config, head)
         if rest:
-            if not dataclasses.is_dataclass(hints[head]):
+            if not dataclasses.is_dataclass(inner):
                 raise ConfigError(f"no field {where}.{rest}; {where} is a single value")
             nested.setdefault(head, {})[rest] = text
-        elif dataclasses.is_dataclass(hints[head]):
+        elif dataclasses.is_dataclass(inner):
             raise ConfigError(
-                f"{where} is a group of fields; set one of them: {where}.{next(iter(typing.get_type_hints(hints[head])))}"
+                f"{where} is a group of fields; set one of them: {where}.{dataclasses.fields(inner)[0].name}"
             )
         else:
             values[head] = parse(hints[head], text, name=where)
-    for head, inner in nested.items():
-        values[head] = override(getattr(config, head), inner, name=_join(name, head))
+    for head, words in nested.items():
+        values[head] = override(getattr(config, head), words, name=_join(name, head))
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
@@ -123,6 +127,11 @@ def one_of(config: object, section: str, name: str, known: tuple[str, ...]) -> N
     value = getattr(config, name)
     if value not in known:
         raise ConfigError(f"{section}.{name}: {value!r} is unknown{suggest(str(value), known)}")
+
+
+def _unknown(kind: Any, value: object) -> int:
+    known = {field.name for field in dataclasses.fields(kind)}
+    return sum(key not in known for key in value) if isinstance(value, Mapping) else 0
 
 
 def _join(name: str, key: object) -> str:

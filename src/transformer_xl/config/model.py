@@ -5,9 +5,10 @@ Transformer-XL checkpoint or configuration knows those.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from transformer_xl.config.fields import fraction, not_negative, one_of, positive
+from transformer_xl.config.vocabulary import VocabularyConfig
 from transformer_xl.errors import ConfigError, suggest
 
 Encoding = Literal["relative", "shaw", "shaw_biased", "absolute", "per_layer"]
@@ -18,13 +19,11 @@ DROPOUT_SITES = ("embedding", "position", "attention", "attention_output", "inne
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    vocabulary: int
-    """How many tokens there are."""
+class ModelConfig(VocabularyConfig):
+    recurrent: ClassVar[bool] = False
+
     n_layer: int = 12
     """Layers N."""
-    d_model: int = 512
-    """Width of the hidden states."""
     n_head: int = 8
     """Attention heads."""
     d_head: int = 64
@@ -57,25 +56,10 @@ class ModelConfig:
     """One more LayerNorm after the last layer; the published pre-norm has none."""
     norm_eps: float = 1e-5
 
-    d_embed: int = 0
-    """Width of the embedding of the most frequent words. 0: d_model."""
-    cutoffs: tuple[int, ...] = ()
-    """Where the vocabulary, sorted by frequency, is cut into a head and tails. Empty: a plain softmax."""
-    div_val: int = 1
-    """Each tail's embedding is this many times narrower than the one before."""
-    projections: Literal["needed", "always", "never"] = "needed"
-    """Which embedding clusters are projected to d_model: those of another width, all of them, or none."""
-    tie_embeddings: bool = True
-    """Input and output share their tables."""
-    tie_projections: tuple[bool, ...] = ()
-    """Per cluster: the output uses the input's projection, where there is one. Empty: none does."""
-
     dropout: float = 0.0
     """Rate of every dropout below that is not set apart."""
     attention_dropout: float = 0.0
     """On attention probabilities."""
-    word_dropout: float = 0.0
-    """On whole words: a row of the embedding vanishes from the segment in every place it occurs."""
     embedding_dropout: float | None = None
     position_dropout: float | None = None
     attention_output_dropout: float | None = None
@@ -90,32 +74,10 @@ class ModelConfig:
     auxiliary_targets: int = 0
     """Al-Rfou: predict this many further tokens ahead, each with its own classifier, at half weight."""
 
-    init_std: float = 0.02
-    """Standard deviation of weights, of u and v, and of LayerNorm weights around 1."""
-    projection_init_std: float = 0.01
-    """The same for the projections of embedding clusters."""
-
     @property
-    def embedding_width(self) -> int:
-        return self.d_embed or self.d_model
-
-    @property
-    def cluster_edges(self) -> tuple[int, ...]:
-        """Token ids at which clusters begin, and the end: (0, *cutoffs, vocabulary)."""
-        return (0, *self.cutoffs, self.vocabulary)
-
-    @property
-    def clusters(self) -> int:
-        return len(self.cutoffs) + 1
-
-    def cluster_width(self, cluster: int) -> int:
-        return self.embedding_width // int(self.div_val**cluster)
-
-    def has_projection(self, cluster: int) -> bool:
-        return self.projections == "always" or self.cluster_width(cluster) != self.d_model
-
-    def ties_projection(self, cluster: int) -> bool:
-        return bool(self.tie_projections) and self.tie_projections[cluster] and self.has_projection(cluster)
+    def remembers(self) -> bool:
+        """Whether a token sees text before its segment."""
+        return self.memory > 0
 
     @property
     def visible_distance(self) -> int | None:
@@ -129,20 +91,22 @@ class ModelConfig:
         return self.dropout if own is None else own
 
     def __post_init__(self) -> None:
-        positive(self, "model", "vocabulary", "n_layer", "d_model", "n_head", "d_head", "d_inner", "div_val")
-        not_negative(self, "model", "memory", "clamp_len", "learned_positions", "d_embed", "auxiliary_targets")
-        not_negative(self, "model", "init_std", "projection_init_std", "norm_eps")
-        fraction(self, "model", "dropout", "word_dropout", *(f"{site}_dropout" for site in DROPOUT_SITES))
+        super().__post_init__()
+        positive(self, "model", "n_layer", "n_head", "d_head", "d_inner")
+        not_negative(self, "model", "memory", "clamp_len", "learned_positions", "auxiliary_targets", "norm_eps")
+        fraction(self, "model", "dropout", *(f"{site}_dropout" for site in DROPOUT_SITES))
         one_of(self, "model", "encoding", ENCODINGS)
         one_of(self, "model", "norm", ("post", "pre", "pre_keys"))
         one_of(self, "model", "initial_memory", ("empty", "zeros"))
         one_of(self, "model", "same_length_keys", ("memory", "memory+1"))
-        one_of(self, "model", "projections", ("needed", "always", "never"))
         for site in self.locked_dropout:
             if site not in DROPOUT_SITES:
                 raise ConfigError(f"model.locked_dropout: no dropout {site!r}{suggest(site, DROPOUT_SITES)}")
         self._check_encoding()
-        self._check_clusters()
+        if self.auxiliary_targets and self.cutoffs:
+            raise ConfigError(
+                f"model.auxiliary_targets: {self.auxiliary_targets} with cutoffs; the extra classifiers exist for a plain softmax, drop one of the two"
+            )
 
     def _check_encoding(self) -> None:
         if self.memory and self.encoding in ENCODINGS_WITHOUT_MEMORY:
@@ -185,32 +149,4 @@ class ModelConfig:
         if self.final_norm and self.norm == "post":
             raise ConfigError(
                 "model.final_norm: true with norm 'post', whose last layer already ends in a norm; set it to false"
-            )
-
-    def _check_clusters(self) -> None:
-        for low, high in zip((0, *self.cutoffs), self.cutoffs, strict=False):
-            if high <= low:
-                raise ConfigError(f"model.cutoffs: {high} does not come after {low}; sort them, each above 0 and once")
-        if self.cutoffs and self.cutoffs[-1] >= self.vocabulary:
-            raise ConfigError(f"model.cutoffs: {self.cutoffs[-1]} is past the vocabulary ({self.vocabulary}); drop it")
-        if self.div_val > 1 and not self.cutoffs:
-            raise ConfigError(
-                f"model.div_val: {self.div_val} without cutoffs divides nothing; set model.cutoffs, or div_val to 1"
-            )
-        if self.cluster_width(self.clusters - 1) < 1:
-            raise ConfigError(
-                f"model.div_val: {self.div_val} leaves no width for the last of {self.clusters} clusters of d_embed {self.embedding_width}; lower it"
-            )
-        if self.projections == "never" and any(self.cluster_width(i) != self.d_model for i in range(self.clusters)):
-            raise ConfigError(
-                f"model.d_embed: {self.embedding_width} (div_val {self.div_val}) differs from model.d_model {self.d_model} and model.projections is"
-                f" 'never'; set projections to 'needed', or d_embed to {self.d_model} with div_val 1"
-            )
-        if self.auxiliary_targets and self.cutoffs:
-            raise ConfigError(
-                f"model.auxiliary_targets: {self.auxiliary_targets} with cutoffs; the extra classifiers exist for a plain softmax, drop one of the two"
-            )
-        if self.tie_projections and len(self.tie_projections) != self.clusters:
-            raise ConfigError(
-                f"model.tie_projections: {len(self.tie_projections)} values for {self.clusters} clusters; give one per cluster, or none"
             )

@@ -5,6 +5,7 @@ from typing import Literal
 
 from transformer_xl.config.fields import fraction, not_negative, one_of, positive
 from transformer_xl.config.model import ModelConfig
+from transformer_xl.config.recurrent import RecurrentConfig
 from transformer_xl.errors import ConfigError
 
 
@@ -124,16 +125,36 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    model: ModelConfig
+    model: ModelConfig | RecurrentConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
-        encoding = self.model.encoding
+        if isinstance(self.model, RecurrentConfig):
+            self._check_recurrent(self.model)
+        else:
+            self._check_encoding(self.model)
+
+    def _check_recurrent(self, model: RecurrentConfig) -> None:
+        """A state is all that a recurrent model carries: it has no length, and is not known in the middle of a segment."""
+        asked = {
+            "training.context": self.training.context,
+            "training.reset_memory_at_documents": self.training.reset_memory_at_documents,
+            "training.checkpoint_activations": self.training.checkpoint_activations,
+            "evaluation.memory": self.evaluation.memory,
+            "evaluation.clamp_len": self.evaluation.clamp_len,
+            "evaluation.same_length": self.evaluation.same_length,
+        }
+        for name, value in asked.items():
+            if value:
+                raise ConfigError(f"{name}: {value} is for attention, and the {model.cell} has none; leave it out")
+
+    def _check_encoding(self, model: ModelConfig) -> None:
+        encoding = model.encoding
         longest = self.training.context + self.training.segment
-        if encoding == "per_layer" and longest > self.model.learned_positions:
+        if encoding == "per_layer" and longest > model.learned_positions:
             raise ConfigError(
-                f"training.segment: {longest} tokens are fed at once, past the {self.model.learned_positions} positions that"
+                f"training.segment: {longest} tokens are fed at once, past the {model.learned_positions} positions that"
                 " model.learned_positions gives encoding per_layer; raise it"
             )
         if encoding in ("absolute", "per_layer") and self.evaluation.memory:

@@ -48,12 +48,17 @@ def resolve(base: RunConfig | None, *, vocabulary: int, files: list[Path], words
 
 
 def options(kind: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Every dotted field with its default and its explanation, for a command's --help."""
+    """Every dotted field with its choices and its explanation, for a command's --help; once where two kinds of model share it."""
     hints, explanations = typing.get_type_hints(kind), _explanations(kind)
     for field in fields(kind):
         name = f"{prefix}{field.name}"
-        if is_dataclass(hints[field.name]):
-            yield from options(hints[field.name], f"{name}.")
+        groups = [group for group in (hints[field.name], *typing.get_args(hints[field.name])) if is_dataclass(group)]
+        if groups:
+            seen: dict[str, tuple[str, str, str]] = {}
+            for group in groups:
+                for option in options(group, f"{name}."):  # type: ignore[arg-type]
+                    seen.setdefault(option[0], option)
+            yield from seen.values()
         else:
             choices = (
                 typing.get_args(hints[field.name]) if typing.get_origin(hints[field.name]) is typing.Literal else ()
@@ -71,6 +76,13 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def _explanations(kind: type) -> dict[str, str]:
     """The sentence under each field, which Python itself does not keep."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        found |= _own_explanations(base)
+    return found
+
+
+def _own_explanations(kind: type) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     found = {}

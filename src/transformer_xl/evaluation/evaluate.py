@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transformer_xl.config import EvaluationConfig
+from transformer_xl.config import EvaluationConfig, RecurrentConfig
 from transformer_xl.data.evaluation_stream import EvaluationStream, paper_evaluation
 from transformer_xl.data.segments import Segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import ConfigError, DataError, InputError
 from transformer_xl.evaluation.rules import PAPER_LANES, Rule, RuleName, lanes_for, warm_up_tokens
-from transformer_xl.inference import Engine
-from transformer_xl.inference.engine import chunk_of
+from transformer_xl.inference import Reader, make_engine
+from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyModel
 from transformer_xl.progress import Advance
 
 Losses = NDArray[np.float32]
@@ -61,7 +61,7 @@ UNIT_NAMES = {
 
 
 def make_rule(
-    model: TransformerXL,
+    model: AnyModel,
     lengths: EvaluationConfig,
     *,
     name: RuleName = "exact",
@@ -71,8 +71,16 @@ def make_rule(
     weights: WeightKind = "exact",
 ) -> Rule:
     """The rule these lengths make for this model; the number of lanes is chosen where none is asked for."""
-    config = replace(model.config, memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length)
-    if lanes is None:
+    if isinstance(model.config, RecurrentConfig):
+        lanes = lanes or (PAPER_LANES if name == "paper" else 1)
+        if name == "exact" and lanes > 1:
+            raise ConfigError(
+                f"lanes: {lanes}, where a recurrent state never forgets and the exact figure needs one; take 1, or the rule paper"
+            )
+    elif lanes is None:
+        config = replace(
+            model.config, memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length
+        )
         lanes = PAPER_LANES if name == "paper" else lanes_for(config, tokens=tokens, segment=lengths.segment)
     if name == "sliding" and lengths.memory:
         raise ConfigError(
@@ -89,10 +97,11 @@ def make_rule(
         lanes=lanes,
         score_boundaries=score_boundaries,
         weights=weights,
+        recurrent=model.config.recurrent,
     )
 
 
-def score_split(model: TransformerXL, split: Split, *, rule: Rule, advance: Advance | None = None) -> Losses:
+def score_split(model: AnyModel, split: Split, *, rule: Rule, advance: Advance | None = None) -> Losses:
     """Each token's loss in nats at its place in the split; NaN where the rule scores none (the first token, a dropped remainder)."""
     losses = np.full(len(split), np.nan, dtype=np.float32)
     with using_lengths(model, rule), torch.inference_mode():
@@ -122,14 +131,14 @@ def figures(losses: Losses, *, split: Split, rule: Rule, seconds: float) -> Figu
     )
 
 
-def evaluate(model: TransformerXL, split: Split, *, rule: Rule, advance: Advance | None = None) -> Figures:
+def evaluate(model: AnyModel, split: Split, *, rule: Rule, advance: Advance | None = None) -> Figures:
     started_at = time.perf_counter()
     losses = score_split(model, split, rule=rule, advance=advance)
     return figures(losses, split=split, rule=rule, seconds=time.perf_counter() - started_at)
 
 
 @contextmanager
-def using_lengths(model: TransformerXL, rule: Rule) -> Iterator[None]:
+def using_lengths(model: AnyModel, rule: Rule) -> Iterator[None]:
     """The model with the rule's lengths, in evaluation mode; as it was, afterwards."""
     config, training = model.config, model.training
     try:
@@ -141,28 +150,29 @@ def using_lengths(model: TransformerXL, rule: Rule) -> Iterator[None]:
         model.train(training)
 
 
-def _stream(model: TransformerXL, split: Split, rule: Rule) -> Any:
+def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
     if rule.name == "paper":
         return paper_evaluation(split, lanes=rule.lanes, segment=rule.segment, score_boundaries=rule.score_boundaries)
     # Where every token sees as many keys the figure does not depend on how the text is cut: then it is cut as reading goes fastest.
-    segment = max(rule.segment, chunk_of(rule.lanes)) if rule.same_length else rule.segment
-    warm_up = warm_up_tokens(model.config, segment=segment)
+    cut_freely = rule.same_length or rule.recurrent
+    segment = max(rule.segment, chunk_of(rule.lanes)) if cut_freely else rule.segment
+    warm_up = 0 if isinstance(model.config, RecurrentConfig) else warm_up_tokens(model.config, segment=segment)
     return EvaluationStream(
         split, lanes=rule.lanes, segment=segment, warm_up=warm_up, score_boundaries=rule.score_boundaries
     )
 
 
 def _score_segments(
-    model: TransformerXL, stream: Any, losses: Losses, *, weights: WeightKind, advance: Advance | None
+    model: AnyModel, stream: Any, losses: Losses, *, weights: WeightKind, advance: Advance | None
 ) -> None:
     device = model.vocabulary.bias_V.device
-    engine: Engine | None = None
+    engine: Reader | None = None
     segment: Segment
     for segment in stream:
         tokens_BT = torch.from_numpy(segment.tokens).to(device)
         targets_BT = torch.from_numpy(segment.targets).to(device)
-        if model.config.memory:
-            engine = engine or Engine(model, lanes=len(tokens_BT), sight="segment", weights=weights)
+        if model.config.remembers:
+            engine = engine or make_engine(model, lanes=len(tokens_BT), sight="segment", weights=weights)
             loss_BT = model.vocabulary.loss(engine.read(tokens_BT), targets_BT, linear=engine.linear)
         else:
             loss_BT = model(tokens_BT, targets_BT=targets_BT).loss_BT
@@ -172,7 +182,7 @@ def _score_segments(
             advance(int(scored.sum()))
 
 
-def _score_windows(model: TransformerXL, split: Split, losses: Losses, *, window: int, advance: Advance | None) -> None:
+def _score_windows(model: AnyModel, split: Split, losses: Losses, *, window: int, advance: Advance | None) -> None:
     """The vanilla model's evaluation: the window moves by one token and is computed anew for each prediction."""
     device = model.vocabulary.bias_V.device
     tokens = torch.from_numpy(np.asarray(split.tokens, dtype=np.int64)).to(device)

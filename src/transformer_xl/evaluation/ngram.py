@@ -1,4 +1,4 @@
-"""An n-gram model with Witten-Bell smoothing: what counting alone can do with the same bytes. The yardstick of the demo."""
+"""An n-gram model with Witten-Bell smoothing: what counting alone can do with the same text. A yardstick."""
 
 import math
 
@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from transformer_xl.errors import InputError
 
-BITS_PER_SYMBOL = 8
 Symbols = NDArray[np.integer]
 
 
@@ -19,7 +18,8 @@ def witten_bell_bits(train: Symbols, test: Symbols, *, order: int, vocabulary: i
     kinds(h) is how many different symbols followed h. Below unigrams stands the uniform distribution; a context never seen leaves
     everything to the shorter one.
     """
-    if vocabulary > 2**BITS_PER_SYMBOL or order * BITS_PER_SYMBOL > 63:
+    width = max(1, (vocabulary - 1).bit_length())
+    if order * width > 63:
         raise InputError(
             f"order {order} over {vocabulary} symbols does not fit the counter's 63 bits; lower one of them"
         )
@@ -27,26 +27,26 @@ def witten_bell_bits(train: Symbols, test: Symbols, *, order: int, vocabulary: i
         raise InputError(f"{min(len(train), len(test))} symbols are too few for n-grams of {order}; give more text")
     probability = np.full(len(test) - order + 1, 1.0 / vocabulary)
     for n in range(1, order + 1):
-        grams, counts = np.unique(_keys(train, n), return_counts=True)
-        contexts, first = np.unique(grams >> BITS_PER_SYMBOL, return_index=True)
+        grams, counts = np.unique(_keys(train, n, width), return_counts=True)
+        contexts, first = np.unique(grams >> width, return_index=True)
         kinds = np.diff(np.append(first, len(grams)))
         context_counts = np.add.reduceat(counts, first)
-        asked = _keys(test, n)[order - n :]
+        asked = _keys(test, n, width)[order - n :]
         gram_count = _look_up(grams, counts, asked)
-        kind_count = _look_up(contexts, kinds, asked >> BITS_PER_SYMBOL)
-        context_count = _look_up(contexts, context_counts, asked >> BITS_PER_SYMBOL)
+        kind_count = _look_up(contexts, kinds, asked >> width)
+        context_count = _look_up(contexts, context_counts, asked >> width)
         seen = context_count > 0
         smoothed = (gram_count + kind_count * probability) / np.maximum(context_count + kind_count, 1)
         probability = np.where(seen, smoothed, probability)
     return float(-np.log(probability).mean() / math.log(2))
 
 
-def _keys(symbols: Symbols, n: int) -> NDArray[np.int64]:
-    """Each n-gram as one number, its last symbol in the lowest bits."""
+def _keys(symbols: Symbols, n: int, width: int) -> NDArray[np.int64]:
+    """Each n-gram as one number, its last symbol in the lowest `width` bits."""
     windows = len(symbols) - n + 1
     key = np.zeros(windows, dtype=np.int64)
     for offset in range(n):
-        key = (key << BITS_PER_SYMBOL) | symbols[offset : offset + windows].astype(np.int64)
+        key = (key << width) | symbols[offset : offset + windows].astype(np.int64)
     return key
 
 

@@ -28,9 +28,13 @@ class Rule:
     score_boundaries: bool = False
     """For corpora made of sentences: whether the pair of marks between two sentences is scored, which makes figures look better."""
     weights: WeightKind = "exact"
+    recurrent: bool = False
+    """A state is carried from token to token, however the text is cut."""
 
     def sentence(self) -> str:
         seen = f"segments of {self.segment} with memory {self.memory}"
+        if self.recurrent:
+            seen = "the state carried from token to token"
         if self.clamp_len:
             seen += f", distances clamped at {self.clamp_len}"
         if self.same_length:

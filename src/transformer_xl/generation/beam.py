@@ -10,7 +10,7 @@ from transformer_xl.generation.generate import evaluating, read_prompts
 from transformer_xl.generation.text import TextStream
 from transformer_xl.inference.distribution import Distribution, Words, best
 from transformer_xl.inference.weights import WeightKind
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Hypothesis:
 
 
 def beam_search(
-    model: TransformerXL,
+    model: AnyModel,
     prompt: Sequence[int],
     *,
     tokens: int,

@@ -12,10 +12,10 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation.sampling import Sampler, Sampling
 from transformer_xl.generation.text import TextStream
-from transformer_xl.inference import Engine
+from transformer_xl.inference import make_engine
 from transformer_xl.inference.distribution import Distribution
 from transformer_xl.inference.weights import WeightKind
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyModel, Recurrent, TransformerXL
 
 WINDOW = 256
 """How much text a model without memory is shown."""
@@ -23,18 +23,20 @@ READ_AT_ONCE = 4096
 """Longer prompts are read in pieces of this many tokens, so that what they need does not grow with them."""
 
 
-class Reader(Protocol):
+class Reading(Protocol):
     """An engine, or what stands in for it where there is no memory."""
 
-    model: TransformerXL
+    @property
+    def model(self) -> AnyModel: ...
+
     last_hidden_BD: Tensor | None
 
     def read(self, tokens_BT: Tensor) -> Tensor: ...
 
-    def select(self, lanes: Sequence[int], /) -> "Reader": ...
+    def select(self, lanes: Sequence[int], /) -> "Reading": ...
 
     @classmethod
-    def joined(cls, readers: Sequence[Any], /) -> "Reader": ...
+    def joined(cls, readers: Sequence[Any], /) -> "Reading": ...
 
     def head_logits(self, hidden_BD: Tensor) -> Tensor: ...
 
@@ -77,7 +79,7 @@ class Windows:
 class Batch:
     """Lanes that write at the same time, each with its own sampler. A lane that is done leaves, and the others never notice."""
 
-    def __init__(self, reader: Reader, samplers: Sequence[Sampler]) -> None:
+    def __init__(self, reader: Reading, samplers: Sequence[Sampler]) -> None:
         """`reader` has read every lane's prompt; `samplers` are the lanes' own, in order."""
         self.lanes = list(range(len(samplers)))
         """Those that still write."""
@@ -107,7 +109,7 @@ class Batch:
 
 
 def generate(
-    model: TransformerXL, prompt: Sequence[int], *, tokens: int, sampling: Sampling, weights: WeightKind = "exact"
+    model: AnyModel, prompt: Sequence[int], *, tokens: int, sampling: Sampling, weights: WeightKind = "exact"
 ) -> Iterator[int]:
     """`tokens` continuations of `prompt`, as they are drawn. The model's own memory length is what it remembers."""
     with evaluating(model):
@@ -128,7 +130,7 @@ class Written:
 
 
 def write_texts(
-    model: TransformerXL,
+    model: AnyModel,
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
     *,
@@ -156,7 +158,7 @@ def write_texts(
 
 
 def start_batch(
-    model: TransformerXL,
+    model: AnyModel,
     prompts: Sequence[Sequence[int]],
     *,
     samplings: Sequence[Sampling],
@@ -169,18 +171,18 @@ def start_batch(
     return Batch(read_prompts(model, prompts, weights=weights), samplers)
 
 
-def read_prompts(model: TransformerXL, prompts: Sequence[Sequence[int]], *, weights: WeightKind = "exact") -> Reader:
+def read_prompts(model: AnyModel, prompts: Sequence[Sequence[int]], *, weights: WeightKind = "exact") -> Reading:
     """A reader with a lane for each prompt. Every prompt is read for itself, and once, however many lanes share it."""
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise InputError("the prompt holds no tokens; give at least one")
-    if model.config.memory:
-        return _read_each(Engine(model, weights=weights), prompts)
+    if isinstance(model, Recurrent) or model.config.remembers:
+        return _read_each(make_engine(model, weights=weights), prompts)
     if weights != "exact":
         raise InputError(f"weights: {weights!r} is for models with memory; give this one a memory, or take 'exact'")
     return _read_each(Windows(model), prompts)
 
 
-def _read_each(fresh: Reader, prompts: Sequence[Sequence[int]]) -> Reader:
+def _read_each(fresh: Reading, prompts: Sequence[Sequence[int]]) -> Reading:
     device = fresh.model.vocabulary.bias_V.device
     place_of: dict[tuple[int, ...], int] = {}
     places = [place_of.setdefault(tuple(prompt), len(place_of)) for prompt in prompts]
@@ -193,7 +195,7 @@ def _read_each(fresh: Reader, prompts: Sequence[Sequence[int]]) -> Reader:
 
 
 @contextmanager
-def evaluating(model: TransformerXL) -> Iterator[None]:
+def evaluating(model: AnyModel) -> Iterator[None]:
     """The model without dropout; as it was, afterwards."""
     training = model.training
     model.eval()

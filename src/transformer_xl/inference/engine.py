@@ -24,20 +24,16 @@ from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import atomic_file
 from transformer_xl.inference import kernels
 from transformer_xl.inference.panels import Panels
+from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.encodings import Distances
-from transformer_xl.model.protocol import check_tokens
 from transformer_xl.model.transformer import Layer
 
 Sight = Literal["last", "segment"]
 """What a token sees. last: itself and the M before it, however the text is cut. segment: the paper's rule, the M before its segment and all of it before
 the token. A model with `same_length` keeps its own."""
-CHUNK = 512
-"""Longer texts are read in pieces of so many tokens, all lanes together, under the rule `last`, where it makes no difference."""
-LEAST_CHUNK = 96
-"""And of no fewer in one lane."""
 ROOM = 512
 """Positions of a buffer beyond its memory, or half the memory if that is more: so many tokens pass between two moves."""
 UNLIMITED = 1 << 40
@@ -52,12 +48,9 @@ def room(memory: int) -> int:
     return memory + max(ROOM, memory // 2)
 
 
-def chunk_of(lanes: int) -> int:
-    """How many tokens of each lane are read at a time."""
-    return max(LEAST_CHUNK, CHUNK // lanes)
+class Engine(Reader):
+    model: TransformerXL
 
-
-class Engine:
     def __init__(
         self,
         model: TransformerXL,
@@ -87,9 +80,7 @@ class Engine:
         self.valid_B = torch.zeros(lanes, dtype=torch.int64)
         """How many kept positions of each lane are real."""
         self.read_B = torch.zeros(lanes, dtype=torch.int64)
-        """How many tokens each lane has read since it started."""
-        self.last_hidden_BD: Tensor | None = None
-        """What the next token will be predicted from."""
+        self.last_hidden_BD = None
         self._layers = cast(list[Layer], list(model.layers))
         self._end = self.memory
         shape = (lanes, config.n_head, room(self.memory), config.d_head)
@@ -100,24 +91,10 @@ class Engine:
         self._table: tuple[kernels.Sizes, Tensor] | None = None
         self.reset(range(lanes))
 
-    @property
-    def lanes(self) -> int:
-        return len(self.valid_B)
-
-    @property
-    def chunk(self) -> int:
-        return chunk_of(self.lanes)
-
     @torch.inference_mode()
     def read(self, tokens_BT: Tensor) -> Tensor:
-        """The last layer's output for the next tokens of every lane, [B, T, D]. Under the rule `segment` the tokens are one segment."""
-        check_tokens(tokens_BT, vocabulary=self.model.config.vocabulary)
-        if self.model.training:
-            raise InputError(
-                "the model is in training mode, where dropout is on; call model.eval() before reading with it"
-            )
-        if tokens_BT.shape[0] != self.lanes:
-            raise InputError(f"tokens for {tokens_BT.shape[0]} lanes, where the engine has {self.lanes}")
+        """Under the rule `segment` the tokens are one segment."""
+        self._check_reading(tokens_BT)
         whole = self.sight == "segment" and not self.model.config.same_length
         step = tokens_BT.shape[1] if whole else self.chunk
         parts = [self._read(tokens_BT[:, start : start + step]) for start in range(0, tokens_BT.shape[1], step)]
@@ -126,36 +103,10 @@ class Engine:
         return hidden_BTD
 
     @torch.inference_mode()
-    def feed(self, tokens_BT: Tensor) -> Tensor:
-        """Reads the tokens; log-probabilities of the one after them, [B, V]."""
-        return self.model.vocabulary.log_probabilities(self.read(tokens_BT)[:, -1], linear=self.linear)
-
-    @torch.inference_mode()
-    def head_logits(self, hidden_BD: Tensor) -> Tensor:
-        """The vocabulary's, with this engine's weights."""
-        return self.model.vocabulary.head_logits(hidden_BD, linear=self.linear)
-
-    @torch.inference_mode()
-    def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor:
-        return self.model.vocabulary.cluster_logits(cluster, hidden_BD, linear=self.linear)
-
-    @torch.inference_mode()
-    def score(self, tokens_BT: Tensor) -> Tensor:
-        """Reads the tokens; the loss of each in nats given all before it, [B, T]. NaN for the first of a lane that has read nothing."""
-        before_BD, unread_B = self.last_hidden_BD, self.read_B == 0
-        hidden_BTD = self.read(tokens_BT)
-        if before_BD is None:
-            before_BD = torch.zeros_like(hidden_BTD[:, 0])
-        before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
-        loss_BT = self.model.vocabulary.loss(before_BTD, tokens_BT, linear=self.linear)
-        loss_BT[unread_B.to(loss_BT.device), 0] = float("nan")
-        return loss_BT
-
-    @torch.inference_mode()
     def reset(self, lanes: Iterable[int]) -> None:
-        """These lanes start anew: with nothing, or with the zero vectors that the model's convention attends to."""
+        """With nothing, or with the zero vectors that the model's convention attends to."""
         chosen = list(lanes)
-        self._check(chosen)
+        self._check_lanes(chosen)
         self.read_B[chosen] = 0
         zeros = self.model.config.initial_memory == "zeros"
         self.valid_B[chosen] = self.memory if zeros else 0
@@ -167,9 +118,8 @@ class Engine:
                 buffer[chosen, :, self._end - self.memory : self._end] = kept_HK[:, None]
 
     def select(self, lanes: Iterable[int]) -> "Engine":
-        """A new engine with these lanes, in this order; a lane named twice is forked. The weights are shared, the memory is not."""
         chosen = list(lanes)
-        self._check(chosen)
+        self._check_lanes(chosen)
         other = copy(self)
         other._table = None
         other._keys = [keys[chosen] for keys in self._keys]
@@ -178,13 +128,9 @@ class Engine:
         other.last_hidden_BD = None if self.last_hidden_BD is None else self.last_hidden_BD[chosen]
         return other
 
-    def fork(self) -> "Engine":
-        return self.select(range(self.lanes))
-
     @classmethod
     @torch.inference_mode()
     def joined(cls, engines: Sequence["Engine"]) -> "Engine":
-        """One engine with the lanes of all, in order: texts of different lengths go on side by side, each where it was."""
         first = engines[0]
         if any(engine.model is not first.model or engine.memory != first.memory for engine in engines):
             raise InputError("engines of several models or memories cannot be joined; select or fork them from one")
@@ -200,7 +146,6 @@ class Engine:
         return other
 
     def save(self, path: Path | str) -> None:
-        """Everything the engine remembers, as safetensors; `restore` reads it into an engine of the same model."""
         begin = self._end - self.memory
         tensors = {"valid": self.valid_B, "read": self.read_B}
         for number, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
@@ -376,8 +321,3 @@ class Engine:
             pre_norm=config.norm == "pre",
         )
         return sizes, torch.tensor(rows, dtype=torch.int64)
-
-    def _check(self, lanes: list[int]) -> None:
-        for lane in lanes:
-            if not 0 <= lane < self.lanes:
-                raise InputError(f"lane {lane} does not exist; this engine has lanes 0 to {self.lanes - 1}")

@@ -57,3 +57,16 @@ def check_tokens(tokens_BT: Tensor, *, vocabulary: int, name: str = "tokens", lo
             raise InputError(
                 f"{name}: {outside} is outside the vocabulary of {vocabulary}; use the tokenizer this model was trained with"
             )
+
+
+def check_segment(tokens_BT: Tensor, targets_BT: Tensor | None, *, vocabulary: int) -> tuple[int, int]:
+    """Lanes and length of a segment whose tokens and targets fit each other and the vocabulary."""
+    check_tokens(tokens_BT, vocabulary=vocabulary)
+    B, T = tokens_BT.shape
+    if targets_BT is not None:
+        check_tokens(targets_BT, vocabulary=vocabulary, name="targets", lowest=NOT_A_TARGET)
+        if targets_BT.shape[0] != B or targets_BT.shape[1] > T:
+            raise InputError(
+                f"targets: shape {list(targets_BT.shape)} does not fit tokens {[B, T]}; give the last positions of each lane"
+            )
+    return B, T

@@ -18,7 +18,7 @@ from transformer_xl.model.attention import attend, hidden_keys
 from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.encodings import Distances, build_encoding
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.protocol import NOT_A_TARGET, Output, check_tokens
+from transformer_xl.model.protocol import NOT_A_TARGET, Output, check_segment
 from transformer_xl.model.vocabulary import Vocabulary
 
 AUXILIARY_TARGET_WEIGHT = 0.5
@@ -77,6 +77,8 @@ class Layer(nn.Module):
 
 class TransformerXL(nn.Module):
     """The paper's model and, by `config.encoding`, those it is compared with."""
+
+    memory_kind = Memory
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -181,14 +183,7 @@ class TransformerXL(nn.Module):
         return self.vocabulary.log_probabilities(hidden_BTD)
 
     def _check(self, tokens_BT: Tensor, targets_BT: Tensor | None, overlap: int) -> tuple[int, int]:
-        check_tokens(tokens_BT, vocabulary=self.config.vocabulary)
-        B, T = tokens_BT.shape
-        if targets_BT is not None:
-            check_tokens(targets_BT, vocabulary=self.config.vocabulary, name="targets", lowest=NOT_A_TARGET)
-            if targets_BT.shape[0] != B or targets_BT.shape[1] > T:
-                raise InputError(
-                    f"targets: shape {list(targets_BT.shape)} does not fit tokens {[B, T]}; give the last positions of each lane"
-                )
+        B, T = check_segment(tokens_BT, targets_BT, vocabulary=self.config.vocabulary)
         if not 0 <= overlap <= T:
             raise InputError(f"overlap: {overlap} is not within a segment of {T} tokens")
         return B, T
@@ -237,10 +232,3 @@ def _mean(loss_BT: Tensor, targets_BT: Tensor) -> Tensor:
 
 def _dropout(config: ModelConfig, site: str) -> Dropout:
     return Dropout(config.dropout_rate(site), locked=site in config.locked_dropout)
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """How many numbers are learned. Built on the meta device: no memory, no time."""
-    with torch.device("meta"):
-        model = TransformerXL(config)
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import VocabularyConfig
 from transformer_xl.model.dropout import word_dropout
 from transformer_xl.model.protocol import NOT_A_TARGET
 
@@ -23,7 +23,7 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class Vocabulary(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: VocabularyConfig) -> None:
         super().__init__()
         self.config = config
         self.one_table = config.div_val == 1  # clusters of one width share a table, and the input's projection

@@ -73,10 +73,10 @@ def newest_sound_checkpoint(run: RunFolder) -> Path | None:
 def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path) -> None:
     then, here = asdict(before), asdict(now)
     changed = [
-        (f"{part}.{name}", then[part][name], here[part][name])
+        (f"{part}.{name}", then[part].get(name), here[part].get(name))
         for part in ("model", "training")
-        for name in then[part]
-        if then[part][name] != here[part][name]
+        for name in then[part] | here[part]
+        if then[part].get(name) != here[part].get(name)
     ]
     shown = {name: f"{name} {old} -> {new}" for name, old, new in changed}
     fixed = [text for name, text in shown.items() if name.startswith("model.") or name.split(".")[1] in MUST_STAY]

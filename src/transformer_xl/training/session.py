@@ -15,7 +15,7 @@ from transformer_xl.data.sentences import SentenceLanes
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError
 from transformer_xl.evaluation import Figures
-from transformer_xl.model import Memory, TransformerXL
+from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model
 from transformer_xl.training.optimisation import Average, build_optimiser
 
 
@@ -42,12 +42,12 @@ class Window:
 class Session:
     config: RunConfig
     device: torch.device
-    model: TransformerXL
+    model: AnyModel
     optimiser: Optimizer
     scaler: GradScaler
     lanes: Lanes | SentenceLanes
     average: Average
-    memories: list[Memory | None]
+    memories: list[AnyMemory | None]
     """One for each micro-batch."""
     step: int = 0
     tokens: int = 0
@@ -64,8 +64,9 @@ class Session:
     @classmethod
     def fresh(cls, config: RunConfig, *, store: Store, device: torch.device) -> "Session":
         torch.manual_seed(config.training.seed)
-        model = TransformerXL(config.model).to(device)
-        model.recompute = config.training.checkpoint_activations
+        model = build_model(config.model).to(device)
+        if isinstance(model, TransformerXL):
+            model.recompute = config.training.checkpoint_activations
         return cls(
             config=config,
             device=device,
@@ -125,7 +126,7 @@ class Session:
             for part in range(len(self.memories)):
                 prefix = f"memory.{part}."
                 saved = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-                self.memories[part] = Memory.from_tensors(saved).to(self.device) if saved else None
+                self.memories[part] = self.model.memory_kind.from_tensors(saved).to(self.device) if saved else None
             self.step, self.tokens, self.seconds = values["step"], values["tokens"], values["seconds"]
             self.skipped, self.rate_scale, self.best_nats = values["skipped"], values["rate_scale"], values["best_nats"]
             self.window = Window(**values["window"])

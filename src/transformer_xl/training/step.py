@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_xl.config import TrainingConfig
 from transformer_xl.data.segments import Segment
-from transformer_xl.model import NOT_A_TARGET, Memory, Output
+from transformer_xl.model import NOT_A_TARGET, AnyMemory, Output, RecurrentState
 from transformer_xl.training.optimisation import gradient_norm, learning_rate, set_rate
 from transformer_xl.training.session import Session
 
@@ -38,7 +38,7 @@ def take_step(session: Session, segment: Segment) -> Update:
 
     optimiser.zero_grad(set_to_none=True)
     nats = 0.0
-    memories: list[Memory | None] = []
+    memories: list[AnyMemory | None] = []
     for part, rows in enumerate(np.array_split(np.arange(len(segment.tokens)), training.accumulation)):
         starts_BT = segment.document_starts[rows]
         memory = session.memories[part]
@@ -69,7 +69,7 @@ def take_step(session: Session, segment: Segment) -> Update:
     return Update(nats=nats, tokens=tokens, norm=norm, rate=rate, taken=taken)
 
 
-def extra_losses(output: Output[Memory], training: TrainingConfig) -> Tensor:
+def extra_losses(output: Output[AnyMemory], training: TrainingConfig) -> Tensor:
     """Activation and temporal activation regularisation of the last hidden states, and Al-Rfou's auxiliary losses."""
     total = output.hidden_BTD.new_zeros(())
     if training.activation_regularisation:
@@ -81,9 +81,9 @@ def extra_losses(output: Output[Memory], training: TrainingConfig) -> Tensor:
     return total
 
 
-def forgetting_documents(memory: Memory, starts_BT: np.ndarray, training: TrainingConfig) -> Memory:
+def forgetting_documents(memory: AnyMemory, starts_BT: np.ndarray, training: TrainingConfig) -> AnyMemory:
     """With `reset_memory_at_documents`, what lies before the last document start of a lane is no longer real."""
-    if not training.reset_memory_at_documents:
+    if not training.reset_memory_at_documents or isinstance(memory, RecurrentState):
         return memory
     fed = starts_BT.shape[1]
     kept_B = np.where(starts_BT.any(1), fed - (fed - 1 - starts_BT[:, ::-1].argmax(1)), np.iinfo(np.int64).max)

@@ -1,0 +1,54 @@
+"""The recurrent models that the paper compares with: an LSTM regularised as AWD-LSTM, and a QRNN."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from transformer_xl.config.fields import fraction, one_of, positive
+from transformer_xl.config.vocabulary import VocabularyConfig
+from transformer_xl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(VocabularyConfig):
+    recurrent: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+    memory: ClassVar[int] = 0
+    clamp_len: ClassVar[int] = 0
+    same_length: ClassVar[bool] = False
+
+    cell: Literal["lstm", "qrnn"]
+    """A recurrent model of this kind, instead of a Transformer-XL."""
+    n_layer: int = 3
+    """Layers."""
+    d_hidden: int = 1150
+    """Width of all layers but the last, which is as wide as d_model, so that embeddings can be tied."""
+    window: Literal[1, 2] = 2
+    """qrnn: whether the first layer's gates see the token before, too. The other layers see their own position."""
+
+    dropout: float = 0.0
+    """Rate of every dropout below that is not set apart. All masks are held over time (variational)."""
+    embedding_dropout: float | None = None
+    hidden_dropout: float | None = None
+    """Between layers."""
+    output_dropout: float | None = None
+    weight_dropout: float = 0.0
+    """On the weights themselves, drawn once per segment: lstm from hidden to hidden, qrnn from input to gates."""
+
+    def dropout_rate(self, site: str) -> float:
+        own: float | None = getattr(self, f"{site}_dropout")
+        return self.dropout if own is None else own
+
+    def widths(self) -> list[tuple[int, int]]:
+        """What each layer takes and gives."""
+        inner = [self.d_hidden] * (self.n_layer - 1)
+        return list(zip([self.d_model, *inner], [*inner, self.d_model], strict=True))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "model", "n_layer", "d_hidden")
+        one_of(self, "model", "cell", ("lstm", "qrnn"))
+        fraction(self, "model", "dropout", "embedding_dropout", "hidden_dropout", "output_dropout", "weight_dropout")
+        if self.window not in (1, 2):
+            raise ConfigError(
+                f"model.window: {self.window} is neither 1 nor 2; a gate sees its own position, or one more"
+            )

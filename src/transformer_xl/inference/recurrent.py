@@ -1,0 +1,95 @@
+"""The same engine for a recurrent model: its state is all there is to keep, and nothing of it grows."""
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.files import atomic_file
+from transformer_xl.inference import kernels
+from transformer_xl.inference.reader import Reader
+from transformer_xl.inference.weights import Linear
+from transformer_xl.model import Recurrent, RecurrentState
+
+
+class RecurrentEngine(Reader):
+    model: Recurrent
+
+    def __init__(self, model: Recurrent, *, lanes: int = 1) -> None:
+        if lanes < 1:
+            raise InputError(f"an engine of {lanes} lanes cannot be; give at least 1")
+        self.model = model
+        self.linear = Linear("exact", compiled=kernels.usable(model.vocabulary.bias_V))
+        self.state = model.start_memory(lanes)
+        self.read_B = torch.zeros(lanes, dtype=torch.int64)
+        self.last_hidden_BD = None
+
+    @torch.inference_mode()
+    def read(self, tokens_BT: Tensor) -> Tensor:
+        self._check_reading(tokens_BT)
+        parts = []
+        for start in range(0, tokens_BT.shape[1], self.chunk):
+            output = self.model(tokens_BT[:, start : start + self.chunk], memory=self.state)
+            self.state = output.memory
+            parts.append(output.hidden_BTD)
+        hidden_BTD = torch.cat(parts, dim=1)
+        self.read_B = self.read_B + tokens_BT.shape[1]
+        self.last_hidden_BD = hidden_BTD[:, -1]
+        return hidden_BTD
+
+    @torch.inference_mode()
+    def reset(self, lanes: Iterable[int]) -> None:
+        chosen = list(lanes)
+        self._check_lanes(chosen)
+        self.state, self.read_B = self.state.reset(chosen), self.read_B.index_fill(0, torch.tensor(chosen), 0)
+
+    @torch.inference_mode()
+    def select(self, lanes: Iterable[int]) -> "RecurrentEngine":
+        chosen = list(lanes)
+        self._check_lanes(chosen)
+        other = copy(self)
+        other.state, other.read_B = self.state.select(chosen), self.read_B[chosen]
+        other.last_hidden_BD = None if self.last_hidden_BD is None else self.last_hidden_BD[chosen]
+        return other
+
+    @classmethod
+    @torch.inference_mode()
+    def joined(cls, engines: Sequence["RecurrentEngine"]) -> "RecurrentEngine":
+        other = copy(engines[0])
+        if any(engine.model is not other.model for engine in engines):
+            raise InputError("engines of several models cannot be joined; select or fork them from one")
+        parts = zip(*(engine.state.layers for engine in engines), strict=True)
+        other.state = RecurrentState(layers=tuple(torch.cat(part) for part in parts))
+        other.read_B = torch.cat([engine.read_B for engine in engines])
+        hidden = [engine.last_hidden_BD for engine in engines if engine.last_hidden_BD is not None]
+        other.last_hidden_BD = torch.cat(hidden) if len(hidden) == len(engines) else None
+        return other
+
+    def save(self, path: Path | str) -> None:
+        tensors = {f"state.{name}": value for name, value in self.state.tensors().items()} | {"read": self.read_B}
+        if self.last_hidden_BD is not None:
+            tensors["last_hidden"] = self.last_hidden_BD.contiguous()
+        with atomic_file(path) as file:
+            file.write(save_tensors(tensors))
+
+    @classmethod
+    def restore(cls, model: Recurrent, path: Path | str) -> "RecurrentEngine":
+        try:
+            tensors = load_tensors(Path(path).read_bytes())
+            saved = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
+            state, engine = RecurrentState.from_tensors(saved), cls(model, lanes=len(tensors["read"]))
+            if [part.shape for part in state.layers] != [part.shape for part in engine.state.layers]:
+                raise CheckpointError(f"{path} is the state of another model; restore it with the model that saved it")
+            engine.state, engine.read_B = state.to(model.vocabulary.bias_V.device), tensors["read"]
+            engine.last_hidden_BD = tensors.get("last_hidden")
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} does not exist; save an engine there first") from None
+        except (SafetensorError, KeyError, ValueError, RuntimeError):
+            raise CheckpointError(f"{path} is not a saved engine, or is damaged; save it again") from None
+        return engine
