@@ -19,14 +19,18 @@ WORDS = {
     "training.log_every": "1",
 }
 BYTES = Base(name="minimal", corpus="enwik8", preset="tiny-byte", words=WORDS)
+RECURRENT = {name: word for name, word in WORDS.items() if name.startswith("training.")}
+RECURRENT |= {"model.n_layer": "1", "model.d_model": "16", "model.d_hidden": "16"}
+LSTM = Base(name="minimal", corpus="enwik8", preset="tiny-byte-lstm", words=RECURRENT)
+QRNN = Base(name="minimal", corpus="enwik8", preset="tiny-byte-qrnn", words=RECURRENT)
 SENTENCES = Base(name="minimal", corpus="ptb", preset="tiny-byte", words=WORDS)
 MINIMAL = Scale(
     name="minimal",
     ablation=BYTES,
     standard=BYTES,
     sentences=SENTENCES,
-    lstm=None,
-    qrnn=None,
+    lstm=LSTM,
+    qrnn=QRNN,
     seeds={"ablation-encoding": 2},
     test_tokens=150,
     context_step=4,

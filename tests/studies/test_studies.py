@@ -9,10 +9,15 @@ import pytest
 from small_scale import BYTES, MINIMAL
 
 from transformer_xl.cli import main
+from transformer_xl.config.sources import resolve
+from transformer_xl.data.recipes import RECIPES
 from transformer_xl.errors import CheckpointError
+from transformer_xl.model.kinds import parameter_count
+from transformer_xl.presets import find_preset
 from transformer_xl.studies import ablation, generation, runs, scales, speed
 from transformer_xl.studies.ablation import ENCODING
 from transformer_xl.studies.catalogue import run_study
+from transformer_xl.studies.scales import find_scale
 from transformer_xl.training import loop
 
 
@@ -172,13 +177,20 @@ def test_fragmentation_shuffles_lines_once(word_store, tmp_path):
 # --- Table 8
 
 
-def test_recl_measures_the_models_of_the_ablation(finished, byte_store, monkeypatch):
+def test_recl_measures_both_groups_and_trains_only_the_recurrent_ones(finished, byte_store, monkeypatch):
     names = names_trained(monkeypatch)
     page, value = run_study("recl", scale=MINIMAL, data=byte_store.folder, out=finished)
-    assert names == []
+    assert [name.removeprefix("minimal-text.txt-") for name in names] == ["qrnn-seed-1", "lstm-seed-1"]
     rows = value["rows"]
-    assert [row["model"] for row in rows] == ["transformer-xl", "shaw", "no-recurrence", "per-layer-half"]
-    assert [row["paper"]["0.1"] for row in rows] == [700, 400, 300, 128]
+    assert [(row["group"], row["model"], row["paper"]["0.1"]) for row in rows] == [
+        ("recurrent", "transformer-xl", 900),
+        ("recurrent", "qrnn", 500),
+        ("recurrent", "lstm", 400),
+        ("ablation", "transformer-xl", 700),
+        ("ablation", "shaw", 400),
+        ("ablation", "no-recurrence", 300),
+        ("ablation", "per-layer-half", 128),
+    ]
     shown = table_of(page.read_text())
     for cells, row in zip(shown, rows, strict=True):
         for ratio in ("0.1", "0.5", "1.0"):
@@ -187,10 +199,29 @@ def test_recl_measures_the_models_of_the_ablation(finished, byte_store, monkeypa
             assert found["length"] in (4, 8, 12, 16)
         assert list(row["perplexity_by_context"][0]) == ["4", "8", "12", "16"]
     # Its windows end at the 8 tokens that it was trained on: more context is the same context.
-    perplexity = rows[3]["perplexity_by_context"][0]
+    perplexity = rows[6]["perplexity_by_context"][0]
     assert perplexity["8"] == perplexity["12"] == perplexity["16"] != perplexity["4"]
-    assert len(value["claims"]) == 9
-    assert (finished / "recl-minimal-ablation.png").stat().st_size > 1000
+    assert len(value["claims"]) == 15
+    for group in ("recurrent", "ablation"):
+        assert (finished / f"recl-minimal-{group}.png").stat().st_size > 1000
+    # A member of both groups has the same losses in both, and may have another length: its baseline is another.
+    assert rows[0]["perplexity_by_context"] == rows[3]["perplexity_by_context"]
+
+
+def test_members_of_a_group_have_the_same_budget():
+    for name in ("tiny", "small", "paper"):
+        scale = find_scale(name)
+        vocabulary = RECIPES[scale.standard.corpus].counts.vocabulary
+        standard = resolve(
+            find_preset(scale.standard.preset).run, vocabulary=vocabulary, files=[], words=scale.standard.words
+        )
+        for base in (scale.lstm, scale.qrnn):
+            other = resolve(find_preset(base.preset).run, vocabulary=vocabulary, files=[], words=base.words)
+            assert parameter_count(other.model) == pytest.approx(parameter_count(standard.model), rel=0.025)
+            fed = (other.training.segment * other.training.lanes, other.training.steps)
+            assert fed == pytest.approx(
+                (standard.training.segment * standard.training.lanes, standard.training.steps), rel=0.1
+            )
 
 
 # --- Table 9

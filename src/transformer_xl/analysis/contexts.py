@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.analysis.loss_files import UNREADABLE, Arrays, read_arrays, write_arrays
-from transformer_xl.config import EvaluationConfig, ModelConfig, TrainingConfig
+from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, TrainingConfig
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY
 from transformer_xl.data.segments import NO_TARGET
 from transformer_xl.data.store import Split
@@ -27,9 +27,9 @@ from transformer_xl.errors import InputError
 from transformer_xl.evaluation import make_rule
 from transformer_xl.evaluation.evaluate import using_lengths
 from transformer_xl.evaluation.rules import KEPT_BYTES, MOST_LANES
-from transformer_xl.inference import Engine
+from transformer_xl.inference import Reader, make_engine
 from transformer_xl.inference.engine import kept_bytes
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyModel, Recurrent
 from transformer_xl.progress import progress
 
 SECONDS_BETWEEN_SAVES = 20.0
@@ -81,15 +81,20 @@ def make_stretch(split: Split, *, lengths: Sequence[int], tokens: int | None, mo
     return Stretch(lengths=tuple(lengths), tokens=min(left, most) if tokens is None else tokens)
 
 
-def farthest_seen(model: ModelConfig, *, evaluation: EvaluationConfig, training: TrainingConfig) -> int:
-    """How many tokens before a token can change its prediction. With memory each layer looks M further back; without, there is one window."""
+def farthest_seen(
+    model: ModelConfig | RecurrentConfig, *, evaluation: EvaluationConfig, training: TrainingConfig
+) -> int | None:
+    """How many tokens before a token can change its prediction. With memory each layer looks M further back; without, there is one window.
+    None: all of them, as in a recurrent state."""
+    if isinstance(model, RecurrentConfig):
+        return None
     if evaluation.memory:
         return model.n_layer * evaluation.memory + 1
     return training.context + training.segment
 
 
 def context_losses(
-    model: TransformerXL,
+    model: AnyModel,
     split: Split,
     *,
     stretch: Stretch,
@@ -107,21 +112,24 @@ def context_losses(
     about = _about(split, stretch=stretch, evaluation=evaluation, farthest=farthest, made_by=made_by or {})
     if keep is not None and (found := _kept(keep, about)) is not None:
         return Contexts(losses={length: found[f"c{length}"] for length in stretch.lengths}, about=about)
-    computed = sorted({min(length, farthest) for length in stretch.lengths})
+    read_for = {length: length if farthest is None else min(length, farthest) for length in stretch.lengths}
+    computed = sorted(set(read_for.values()))
     lanes = lanes_for(model.config, evaluation=evaluation, longest=computed[-1])
-    rule = make_rule(model, evaluation, tokens=stretch.tokens, lanes=lanes)
+    rule = make_rule(
+        model, evaluation, tokens=stretch.tokens, lanes=1
+    )  # for its lengths: lanes here are starts, each of its own
     with using_lengths(model, rule), torch.inference_mode():
         loss_CP = _score(model, split, computed, stretch=stretch, lanes=lanes, keep=keep, about=about)
-    losses = {length: loss_CP[computed.index(min(length, farthest))] for length in stretch.lengths}
+    losses = {length: loss_CP[computed.index(read_for[length])] for length in stretch.lengths}
     if keep is not None:
         write_arrays(keep, {f"c{length}": loss_P for length, loss_P in losses.items()}, about=about)
         _partial(keep).unlink(missing_ok=True)
     return Contexts(losses=losses, about=about)
 
 
-def lanes_for(model: ModelConfig, *, evaluation: EvaluationConfig, longest: int) -> int:
+def lanes_for(model: ModelConfig | RecurrentConfig, *, evaluation: EvaluationConfig, longest: int) -> int:
     """As many starts side by side as their kept keys and values, or their windows, leave room for."""
-    if not evaluation.memory:
+    if isinstance(model, RecurrentConfig) or not evaluation.memory:
         return max(1, WINDOW_TOKENS_AT_ONCE // longest)
     one = kept_bytes(replace(model, memory=evaluation.memory, same_length=False), lanes=1)
     return max(1, min(MOST_LANES, KEPT_BYTES // one))
@@ -131,7 +139,7 @@ def lanes_for(model: ModelConfig, *, evaluation: EvaluationConfig, longest: int)
 
 
 def _score(
-    model: TransformerXL,
+    model: AnyModel,
     split: Split,
     lengths: list[int],
     *,
@@ -197,9 +205,9 @@ def _blocks(lengths: list[int], *, stretch: Stretch, lanes: int) -> Iterator[_Bl
         )
 
 
-def _reader(model: TransformerXL, *, lanes: int) -> Hidden:
-    if model.config.memory:
-        return _with_memory(Engine(model, lanes=lanes))
+def _reader(model: AnyModel, *, lanes: int) -> Hidden:
+    if isinstance(model, Recurrent) or model.config.memory:
+        return _with_memory(make_engine(model, lanes=lanes))
     if model.config.encoding in ENCODINGS_WITHOUT_MEMORY:
         # These positions count from the window's end: another length is another window, computed anew.
         return lambda tokens_BT, lengths: torch.stack(
@@ -208,7 +216,7 @@ def _reader(model: TransformerXL, *, lanes: int) -> Hidden:
     return lambda tokens_BT, lengths: model(tokens_BT).hidden_BTD[:, [length - 1 for length in lengths]]
 
 
-def _with_memory(engine: Engine) -> Hidden:
+def _with_memory(engine: Reader) -> Hidden:
     def hidden(tokens_BT: Tensor, lengths: list[int]) -> Tensor:
         B = tokens_BT.shape[0]
         reader = engine if engine.lanes == B else engine.select(range(B))
@@ -227,7 +235,7 @@ def _with_memory(engine: Engine) -> Hidden:
 
 
 def _about(
-    split: Split, *, stretch: Stretch, evaluation: EvaluationConfig, farthest: int, made_by: dict[str, Any]
+    split: Split, *, stretch: Stretch, evaluation: EvaluationConfig, farthest: int | None, made_by: dict[str, Any]
 ) -> dict[str, Any]:
     """All that the numbers depend on."""
     read = np.ascontiguousarray(split.tokens[: stretch.end]).astype("<i8")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from transformer_xl.data.store import Split, Store
 from transformer_xl.evaluation import UNIT_NAMES
+from transformer_xl.model import TransformerXL
 from transformer_xl.pictures import can_draw, picture
 from transformer_xl.progress import progress
 from transformer_xl.studies.lengths import (
@@ -189,13 +190,11 @@ def measured(model: Trained, split: Split, *, setting: Setting, unit: str, segme
     lengths = sweep_lengths(model.asked.config, segment=segment)
 
     def compute() -> dict[str, Any]:
-        checkpoint = model.load(device=setting.device)
+        weights = model.load(device=setting.device).model
+        assert isinstance(weights, TransformerXL), "every row is a variant of it"
         with progress(f"evaluating {model.asked.name}", total=(len(lengths) + 1) * (len(split) - 1)) as advance:
-            init = as_trained(checkpoint.model, split, config=model.asked.config, unit=unit, advance=advance)
-            points = [
-                at_attention(checkpoint.model, split, attention=length, unit=unit, advance=advance)
-                for length in lengths
-            ]
+            init = as_trained(weights, split, config=model.asked.config, unit=unit, advance=advance)
+            points = [at_attention(weights, split, attention=length, unit=unit, advance=advance) for length in lengths]
         return {"init": init.as_json(), "points": [point.as_json() for point in points]}
 
     key = {"tokens": len(split), "lengths": lengths, "unit": unit}

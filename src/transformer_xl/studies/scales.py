@@ -69,9 +69,24 @@ _SMALL = Base(
         "evaluation.segment": "128",
     },
 )
-_TRAINED_ALIKE = ("training.segment", "training.steps", "training.validate_every", "training.save_every")
-_TINY_RECURRENT = {name: _TINY.words[name] for name in _TRAINED_ALIKE if name in _TINY.words}
-_SMALL_RECURRENT = {name: _SMALL.words[name] for name in _TRAINED_ALIKE if name in _SMALL.words}
+
+
+def _recurrent(base: Base, *, cell: str, d_hidden: int) -> Base:
+    """A recurrent network of about as many parameters, trained on as much text at a time and for as many steps."""
+    names = (
+        "model.d_model",
+        "training.segment",
+        "training.steps",
+        "training.warm_up",
+        "training.average_decay",
+        "training.validate_every",
+        "training.validation_tokens",
+        "training.save_every",
+    )
+    words = {name: base.words[name] for name in names if name in base.words}
+    words["model.d_hidden"] = str(d_hidden)
+    return Base(name=base.name, corpus=base.corpus, preset=f"tiny-byte-{cell}", words=words)
+
 
 TINY = Scale(
     name="tiny",
@@ -92,8 +107,8 @@ TINY = Scale(
             "evaluation.memory": "128",
         },
     ),
-    lstm=Base(name="tiny", corpus="enwik8", preset="tiny-byte-lstm", words=_TINY_RECURRENT),
-    qrnn=Base(name="tiny", corpus="enwik8", preset="tiny-byte-qrnn", words=_TINY_RECURRENT),
+    lstm=_recurrent(_TINY, cell="lstm", d_hidden=332),
+    qrnn=_recurrent(_TINY, cell="qrnn", d_hidden=376),
     seeds={"ablation-encoding": 2},
     test_tokens=50_000,
     context_step=16,
@@ -120,8 +135,8 @@ SMALL = Scale(
             "evaluation.memory": "128",
         },
     ),
-    lstm=Base(name="small", corpus="enwik8", preset="tiny-byte-lstm", words=_SMALL_RECURRENT),
-    qrnn=Base(name="small", corpus="enwik8", preset="tiny-byte-qrnn", words=_SMALL_RECURRENT),
+    lstm=_recurrent(_SMALL, cell="lstm", d_hidden=876),
+    qrnn=_recurrent(_SMALL, cell="qrnn", d_hidden=976),
     seeds={"ablation-encoding": 2},
     test_tokens=500_000,
     context_step=64,
