@@ -274,7 +274,8 @@ def notes(setting: Setting, results: Sequence[Result]) -> list[str]:
         " half loss scores half of them, and so moves through half as much text",
         "as trained: rows with recurrence with the segments and memory of training; rows without it at an attention length of one segment",
         f"best: the lowest of a sweep over {sweep} times the segment, every token seeing as many keys, and of the figure as trained",
-        "attention length: the shortest that attains the best figure to the digits shown, itself included",
+        "attention length: the shortest that attains the best figure to the digits shown, itself included; longer than trained with means longer than the memory and"
+        " the tokens fed at once of training together",
         "relative and Shaw rows without recurrence are evaluated with a memory as long as the attention length, which their weights allow; Vaswani and"
         " Al-Rfou rows in windows of that length whose last half is scored, as half loss trains them (a window for each token would cost as many times"
         " more as a window has tokens)",

@@ -1,10 +1,10 @@
 """A model's figure at an attention length: how many keys the predicting token sees, itself among them.
 
-relative, shaw     memory of that length, every token seeing as many (also where the model was trained without: the weights allow it)
+relative, shaw       memory of that length, every token seeing as many (also where the model was trained without: the weights allow it)
 absolute, per_layer  windows of that length, the last half scored, as half loss trains them
 
-    window 0   s s s s            tokens before the first half of the first window have nothing longer to be seen in
-    window 1       w w s s        w fed again, s scored
+    window 0   s s s s            s scored, w fed again; the first window has nothing before it and is scored whole
+    window 1       w w s s
     window 2           w w s s
 """
 
