@@ -142,6 +142,7 @@ def refused(capsys, *words):
         (["--losses", "A.npz", "short.npz"], "A (context 10) has 40 positions and short (context 10) has 7"),
         (["--losses", "A.npz", "fewer.npz"], "fewer has no losses for context 30"),
         (["--losses", "A.npz", "other/A.npz"], "would both be called A"),
+        (["--losses", "A.npz", "--tokens", "5"], "--tokens is for runs"),
         (["--losses", "none.npz"], "none.npz does not exist"),
         (["--losses", "text.npz"], "text.npz cannot be read as losses"),
         (["--losses", "array.npy"], "array.npy cannot be read as losses (it holds a single array)"),
