@@ -29,7 +29,8 @@ def write_arrays(path: Path, arrays: Arrays, *, about: dict[str, Any]) -> None:
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """All arrays of a file, and what it says of itself: nothing, where it is not ours."""
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as stream:  # opened here, for numpy leaves a file that is no .npz open
+        file = np.load(stream, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array")
         arrays = {name: file[name] for name in file.files}

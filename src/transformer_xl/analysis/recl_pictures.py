@@ -42,12 +42,16 @@ def _lines(axes: Any, group: Group, value_IC: Array, lengths: tuple[int, ...]) -
 
 
 def _draw_pairs(group: Group, gain_ICC: Array, path: Path, *, title: str) -> None:
+    from matplotlib.colors import PowerNorm
+
     highest = float(np.nanmax(gain_ICC)) or 1.0  # one colour for one gain in all maps
     first, last, half = group.lengths[0], group.lengths[-1], group.step / 2
+    # The first steps gain most by far: on a scale of square roots the later ones are seen too.
+    colours = PowerNorm(0.5, vmin=0, vmax=highest)
     edges = (first - half, last + half, first - half, last + half)
     with panels(path, title=title, count=len(group.names)) as every:
         for axes, name, gain_CC in zip(every, group.names, gain_ICC, strict=True):
-            image = axes.imshow(gain_CC, origin="lower", extent=edges, vmin=0, vmax=highest, cmap="viridis")
+            image = axes.imshow(gain_CC, origin="lower", extent=edges, norm=colours, cmap="viridis")
             axes.set_title(name)
             axes.set_xlabel("long context c'")
             axes.set_ylabel("short context c")

@@ -11,7 +11,8 @@ so many tokens before it. Which tokens: the first N of the split that have the l
 
 import argparse
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,13 +55,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Member:
-    """A model of the group, before or after its losses are known."""
+    """A model of the group."""
 
     name: str
-    losses: "dict[int, NDArray[Any]]" = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
+    losses: "dict[int, NDArray[Any]]"
+    about: dict[str, Any]
+    """What made the losses; nothing for files of others."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,32 +70,34 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.runs and not arguments.losses:
         raise ConfigError("no model is named; give runs, or --losses with files of losses")
+    for option in () if arguments.runs else ("tokens", "memory", "data"):
+        if getattr(arguments, option) is not None:
+            raise ConfigError(f"--{option} is for runs, and only files of losses are given; leave it out")
     ratios = chosen_ratios(arguments.ratio)
     if not 0 < arguments.threshold < float("inf"):
         raise ConfigError(f"--threshold: {arguments.threshold} is no gain to ask for; give one above 0, such as 0.01")
     check_names([*arguments.runs, *arguments.losses])
     files = [read_file(path) for path in arguments.losses]
     lengths = chosen_lengths(arguments, files)
-    runs, places = read_runs(arguments, files, lengths) if arguments.runs else ([], None)
-    check_same_text([*runs, *files])
-    group = make_group({member.name: member.losses for member in (*runs, *files)}, lengths=lengths)
+    if files:  # looked at before runs are read, which may take long
+        make_group({member.name: member.losses for member in files}, lengths=lengths)
+    runs, run_folder = read_runs(arguments, files, lengths) if arguments.runs else ([], None)
+    members = [*runs, *files]
+    check_same_text(members)
+    group = make_group({member.name: member.losses for member in members}, lengths=lengths)
     found = {ratio: effective_lengths(group, ratio=float(ratio), threshold=arguments.threshold) for ratio in ratios}
-    result = summary(arguments, group, found, [*runs, *files])
-    folder = Path(arguments.out) if arguments.out else places
+    result = summary(arguments, group, found, members)
+    folder = Path(arguments.out) if arguments.out else run_folder
     pictures = write(folder, group, result, ratio=ratios[0]) if folder else []
     if arguments.json:
         print(json.dumps(result, indent=2))
         return 0
-    print(table(group, found))
+    print(f"{table(group, found)}\n")
     print(
-        f"\n{group.positions:,} tokens, contexts {lengths[0]} to {lengths[-1]} by {group.step}, gain {arguments.threshold}"
+        f"{group.positions:,} tokens, contexts {lengths[0]} to {lengths[-1]} by {group.step}, gain {arguments.threshold}"
     )
-    for member in (*runs, *files):
-        seen = member.about.get("sees_at_most")
-        if seen is not None and seen < lengths[-1]:
-            print(f"{member.name} sees at most {seen} tokens: longer contexts change nothing for it")
-    if any(effective.at_least for by_name in found.values() for effective in by_name.values()):
-        print(">= : every step up to the longest context was worth it; a larger --longest may show more")
+    for line in remarks(group, found, members):
+        print(line)
     for path in pictures:
         print(f"plot: {path}")
     if folder and not pictures:
@@ -275,6 +279,15 @@ def table(group: "Group", found: "dict[str, dict[str, EffectiveLength]]") -> str
     lines = [f"{'model':<{width}}" + "".join(f"{'r=' + ratio:>9}" for ratio in found)]
     lines += [f"{name:<{width}}" + "".join(f"{found[ratio][name]!s:>9}" for ratio in found) for name in group.names]
     return "\n".join(lines)
+
+
+def remarks(group: "Group", found: "dict[str, dict[str, EffectiveLength]]", members: list[Member]) -> Iterator[str]:
+    for member in members:
+        seen = member.about.get("sees_at_most")
+        if isinstance(seen, int) and seen < group.lengths[-1]:
+            yield f"{member.name} sees at most {seen} tokens: longer contexts change nothing for it"
+    if any(effective.at_least for by_name in found.values() for effective in by_name.values()):
+        yield ">= : every step up to the longest context was worth it; a larger --longest may show more"
 
 
 def write(folder: Path, group: "Group", result: dict[str, Any], *, ratio: str) -> list[Path]:
