@@ -9,9 +9,10 @@ import torch
 from small_models import build
 from transformer_xl.analysis import contexts
 from transformer_xl.analysis.contexts import Stretch, context_losses, farthest_seen, make_stretch
-from transformer_xl.config import EvaluationConfig, ModelConfig, TrainingConfig
+from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, TrainingConfig
 from transformer_xl.errors import InputError
-from transformer_xl.inference import engine
+from transformer_xl.inference import engine, reader
+from transformer_xl.model import Recurrent
 
 TRAINING = TrainingConfig(segment=7, context=4)
 WINDOW = 11
@@ -22,8 +23,8 @@ STRETCH = Stretch(lengths=(3, 8, 13, 18, 23), tokens=29)
 def small_pieces(monkeypatch):
     """So small that every reading is cut, its memory is moved, and the last block is not full."""
     monkeypatch.setattr(engine, "ROOM", 7)
-    monkeypatch.setattr(engine, "CHUNK", 5)
-    monkeypatch.setattr(engine, "LEAST_CHUNK", 3)
+    monkeypatch.setattr(reader, "CHUNK", 5)
+    monkeypatch.setattr(reader, "LEAST_CHUNK", 3)
     monkeypatch.setattr(contexts, "MOST_LANES", 4)
     monkeypatch.setattr(contexts, "WINDOW_TOKENS_AT_ONCE", 60)
 
@@ -78,6 +79,18 @@ def test_each_loss_is_that_of_a_fresh_reading_of_exactly_so_many_tokens(name, sp
         expected = [
             brute_force(model, split, length=length, place=23 + place, window=window) for place in range(STRETCH.tokens)
         ]
+        np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("cell", "window"), [("lstm", 1), ("qrnn", 1), ("qrnn", 2)])
+def test_a_recurrent_state_starts_fresh_exactly_so_many_tokens_before(cell, window, split):
+    torch.manual_seed(0)
+    config = RecurrentConfig(vocabulary=256, cell=cell, window=window, n_layer=2, d_model=8, d_hidden=10, init_std=0.5)
+    model = Recurrent(config).double().eval()
+    found = context_losses(model, split, stretch=STRETCH, evaluation=EvaluationConfig(), training=TRAINING)
+    assert found.about["sees_at_most"] is None
+    for length, losses in found.losses.items():
+        expected = [brute_force(model, split, length=length, place=23 + place) for place in range(STRETCH.tokens)]
         np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-10)
 
 
