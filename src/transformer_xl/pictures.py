@@ -17,18 +17,25 @@ def can_draw() -> bool:
 
 
 @contextmanager
-def picture(path: Path, *, title: str) -> Iterator[Any]:
-    """Axes to draw on; the file appears when the block ends without an error."""
+def figure(path: Path, *, size: tuple[float, float], dpi: int = 140) -> Iterator[Any]:
+    """A figure of so many inches to put axes on; the file appears when the block ends without an error."""
     if path.suffix not in ENDINGS:
         raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
     if not can_draw():
         raise InputError("pictures need matplotlib; install it with: pip install 'transformer-xl[viz]'")
     from matplotlib.figure import Figure  # not pyplot: no state that outlives the picture, no screen asked for
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    yield axes
-    axes.set_title(title)
-    axes.grid(True, which="major", alpha=0.3)
+    drawn = Figure(figsize=size, layout="constrained")
+    yield drawn
     with atomic_file(path) as file:
-        figure.savefig(file, dpi=140, format=path.suffix[1:])
+        drawn.savefig(file, dpi=dpi, format=path.suffix[1:])
+
+
+@contextmanager
+def picture(path: Path, *, title: str) -> Iterator[Any]:
+    """One pair of axes to draw on."""
+    with figure(path, size=(7, 4.2)) as drawn:
+        axes = drawn.subplots()
+        yield axes
+        axes.set_title(title)
+        axes.grid(True, which="major", alpha=0.3)

@@ -281,5 +281,5 @@ def test_what_cannot_be_looked_at_is_one_sentence():
         average_attention(build(memory=0), tokens[:3], lengths=EvaluationConfig(segment=4))
     with pytest.raises(InputError, match=r"no head 3.1: this model has layers 1 to 2 with heads 1 to 2"):
         attention_maps(model, tokens, lengths=lengths, heads=[(2, 0)], positions=[3])
-    with pytest.raises(InputError, match=r"no position 32 in a text of 31 tokens"):
+    with pytest.raises(InputError, match=r"no token 32 in a text of 31 tokens"):
         attention_maps(model, tokens, lengths=lengths, heads=[(0, 0)], positions=[31])

@@ -66,6 +66,17 @@ class Scores:
         return torch.softmax(score_BHTR, dim=-1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Width:
+    """How widely one head looks."""
+
+    mean_distance: float
+    entropy_bits: float
+    """How many keys share the attention, as a logarithm."""
+    memory_share: float
+    """How much of it lies in memory, before the query's segment."""
+
+
 Record = Callable[[int, Scores, Tensor], None]
 """Told the layer, its scores, and the probabilities [B, H, T, R] of their sum."""
 
@@ -93,22 +104,37 @@ class Averages:
 
     @property
     def mean_distance(self) -> Floats:
-        """[N, H]: how far back each head looks."""
+        """[N, H], in tokens."""
         distances: Floats = self.average[TOTAL] @ np.arange(self.span, dtype=np.float64)
         return distances
 
     @property
     def memory_share(self) -> Floats:
-        """[N, H]: how much of the attention lies before the query's segment.
-
-        A key at distance r does so for the first r queries of each segment of T: min(r, T) of T. That is exact where each token sees as many keys,
-        for then nothing else depends on where a segment begins.
-        """
-        if not self.rule.memory:
-            return np.zeros_like(self.entropy_bits_NH)
-        before_R = np.minimum(np.arange(self.span), self.rule.segment) / self.rule.segment
-        share: Floats = self.average[TOTAL] @ before_R
+        """[N, H]: how much of the attention lies before the query's segment."""
+        share: Floats = self.average[TOTAL] @ self._before_segment()
         return share
+
+    def _before_segment(self) -> Floats:
+        """[R]: a key at distance r lies before the segment for the first r queries of each segment of T: min(r, T) of T. That is exact for the average
+        over all ways to cut the text, and where each token sees as many keys the cut changes nothing else."""
+        T = self.rule.segment
+        return np.minimum(np.arange(self.span), T) / T if self.rule.memory else np.zeros(self.span)
+
+    def width(self, head: Head) -> Width:
+        return Width(
+            mean_distance=float(self.mean_distance[head]),
+            entropy_bits=float(self.entropy_bits_NH[head]),
+            memory_share=float(self.memory_share[head]),
+        )
+
+    @property
+    def uniform(self) -> Width:
+        """What a head would have that looked everywhere alike."""
+        return Width(
+            mean_distance=(self.span - 1) / 2,
+            entropy_bits=math.log2(self.span),
+            memory_share=float(self._before_segment().mean()),
+        )
 
     def widest(self) -> list[Head]:
         """All heads, by falling mean distance."""
@@ -198,11 +224,10 @@ def attention_maps(
 
     Reads only as far back as anything in the rows can reach, and keeps nothing but them.
     """
-    for layer, head in heads:
-        check_head(model, (layer, head))
+    for head in heads:
+        check_head(model, head)
     for position in positions:
-        if not 0 <= position < len(tokens):
-            raise InputError(f"no position {position + 1} in a text of {len(tokens):,} tokens, which count from 1")
+        check_position(position, tokens=len(tokens))
     rule = sight(model, lengths, tokens=len(tokens))
     maps = []
     with using_lengths(model, rule):
@@ -347,12 +372,22 @@ def top_keys(probability: Floats) -> list[int]:
     return sorted(np.argsort(-probability, kind="stable")[:most].tolist())
 
 
+def name_of(head: Head) -> str:
+    """As people write it, counted from 1."""
+    return f"{head[0] + 1}.{head[1] + 1}"
+
+
 def check_head(model: TransformerXL, head: Head) -> None:
     N, H = model.config.n_layer, model.config.n_head
     if not (0 <= head[0] < N and 0 <= head[1] < H):
         raise InputError(
-            f"no head {head[0] + 1}.{head[1] + 1}: this model has layers 1 to {N} with heads 1 to {H}; write LAYER.HEAD, such as {N}.{H}"
+            f"no head {name_of(head)}: this model has layers 1 to {N} with heads 1 to {H}; write LAYER.HEAD, such as {N}.{H}"
         )
+
+
+def check_position(position: int, *, tokens: int) -> None:
+    if not 0 <= position < tokens:
+        raise InputError(f"no token {position + 1} in a text of {tokens:,} tokens; they count from 1")
 
 
 def widest_of_different_layers(averages: Averages, *, heads: int) -> list[Head]:

@@ -22,6 +22,7 @@ COMMANDS = {
     "evaluate": "how good a model is, and by which rule",
     "generate": "text out of a model",
     "score": "how surprising each token of a text or a stream is",
+    "attention": "what each head of a model looks at: figures and a page",
     "bench": "how fast, beside other implementations and the machine's limits",
 }
 
