@@ -368,8 +368,9 @@ def span_of(model: TransformerXL, rule: Rule) -> int:
 
 
 def top_keys(probability: Floats) -> list[int]:
+    """The fifth with the highest values; a key that is not looked at all (a zero, in single precision) is never among them."""
     most = math.ceil(TOP_SHARE * len(probability))
-    return sorted(np.argsort(-probability, kind="stable")[:most].tolist())
+    return sorted(key for key in np.argsort(-probability, kind="stable")[:most].tolist() if probability[key] > 0)
 
 
 def name_of(head: Head) -> str:

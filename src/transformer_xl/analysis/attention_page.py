@@ -13,26 +13,36 @@ from transformer_xl.analysis.visible import visible
 LINE_ENDS = ("\n", "<eos>")
 WIDEST_SHOWN = 10
 STYLE = """
-:root { color-scheme: light dark; --page: #fcfcfb; --text: #1d1d1f; --faint: #6b6b70; --rule: #dcdce0; --heat: 214 77 20; --top: #b3261e; --asked: #1f5fbf; }
+:root {
+  color-scheme: light dark;
+  --page: #fcfcfb; --text: #1d1d1f; --faint: #66666c; --rule: #dcdce0; --heat: 255 140 60; --top: #b3261e; --asked: #1f5fbf;
+}
 @media (prefers-color-scheme: dark) {
-  :root { --page: #17181a; --text: #ececee; --faint: #9a9aa2; --rule: #38393d; --heat: 240 120 40; --top: #ff8a75; --asked: #7db4ff; }
+  :root { --page: #17181a; --text: #ececee; --faint: #9a9aa2; --rule: #38393d; --heat: 176 70 10; --top: #ff8a75; --asked: #7db4ff; }
 }
 body { background: var(--page); color: var(--text); font: 16px/1.55 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.6rem; border-top: 1px solid var(--rule); padding-top: 1.2rem; }
-h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; } p { max-width: 46rem; } .faint { color: var(--faint); }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; }
+h2 { font-size: 1.2rem; margin-top: 2.6rem; border-top: 1px solid var(--rule); padding-top: 1.2rem; }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
+p { max-width: 50rem; }
 img { max-width: 100%; height: auto; background: white; border-radius: 4px; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .15rem .9rem .15rem 0; text-align: right; border-bottom: 1px solid var(--rule); }
 th:first-child, td:first-child { text-align: left; }
+.faint { color: var(--faint); }
 .text { font: 14px/1.9 ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; border: 1px solid var(--rule); border-radius: 6px; padding: .6rem .8rem; }
-.text span { background: rgb(var(--heat) / var(--p)); border-radius: 2px; padding: .12em 0; white-space: pre-wrap; unicode-bidi: isolate; }
-.text.words span { padding: .12em .15em; }
-.text .top { outline: 1.5px solid var(--top); outline-offset: -1px; }
-.text .asked { border-bottom: 3px solid var(--asked); }
-.text .mark { color: var(--faint); }
-.key span { font: 14px ui-monospace, monospace; padding: 0 .3em; }
-.scale { display: inline-block; width: 8rem; height: .8em; border: 1px solid var(--rule); vertical-align: middle; background: linear-gradient(to right, transparent, rgb(var(--heat))); }
+.text span { background: rgb(var(--heat) / var(--p)); border-radius: 2px; padding: .12em 0; unicode-bidi: isolate; }
+.words span { padding: .12em .15em; }
+.top { outline: 1.5px solid var(--top); outline-offset: -1px; }
+.asked { border-bottom: 3px solid var(--asked); }
+.key b { font-weight: normal; padding: .1em .3em; }
+.scale { display: inline-block; width: 8rem; height: .8em; border: 1px solid var(--rule); background: linear-gradient(to right, transparent, rgb(var(--heat))); }
 """
+LEGEND = (
+    '<p class="key">Colour: attention, from none to the most of that text <i class="scale"></i>. <b class="top">Outlined</b>: the fifth of the tokens that'
+    ' gets the most. <b class="asked">Underlined</b>: the position itself. ␣ is a space, ⏎ a line\'s end, \\xe2 a byte that is no character by itself.'
+    " Each token's exact probability is in its tooltip.</p>\n"
+)
 
 
 def page(
@@ -63,6 +73,8 @@ def page(
         _picture(pictures, "terms"),
         "<h2>Chosen heads, several positions each</h2>\n",
         _picture(pictures, "heads"),
+        "<h2>Single positions, token by token</h2>\n",
+        LEGEND,
     ]
     parts += [_section(one, names, words=words) for one in maps]
     return "".join(parts) + "</body>\n</html>\n"
@@ -99,11 +111,7 @@ def _section(one: Map, names: Mapping[int, str], *, words: bool) -> str:
     predicts = "the text ends here" if following is None else f"the next token is <b>{escape(visible(following))}</b>"
     parts = [
         f"<h2>Layer {one.head[0] + 1}, head {one.head[1] + 1}, at token {row.position + 1:,}</h2>\n",
-        f"<p>It has just read <b>{escape(visible(names[row.position]))}</b>; {predicts}. "
-        "The probability of each token is in its tooltip.</p>\n",
-        '<p class="key">Attention, from none to the most here: <i class="scale"></i> &nbsp; '
-        '<span class="text" style="border:0"><span class="top" style="--p:.3">outlined</span></span>: the fifth that is looked at most &nbsp; '
-        '<span class="text" style="border:0"><span class="asked" style="--p:0">underlined</span></span>: the position itself</p>\n',
+        f"<p>The model has just read <b>{escape(visible(names[row.position]))}</b>; {predicts}.</p>\n",
     ]
     for term in row.probability:
         name = "All terms together" if term == TOTAL else f"Term ({term}) alone: {TERMS[term]}"
@@ -124,10 +132,5 @@ def _running_text(row: Row, names: Mapping[int, str], term: str, *, words: bool)
         parts.append(
             f'<span{kind} style="--p:{value / most:.3f}" title="{escape(title)}">{escape(visible(name))}</span>'
         )
-        if name.endswith(LINE_ENDS):
-            parts.append("<br>")
-        elif words:
-            parts.append(" ")
-        else:
-            parts.append("<wbr>")
+        parts.append("<br>" if name.endswith(LINE_ENDS) else " " if words else "<wbr>" if name[-1:].isspace() else "")
     return "".join(parts) + "</div>\n"

@@ -63,7 +63,8 @@ def draw_heads(maps: Sequence[Map], names: dict[int, str], path: Path, *, title:
     `names` are the tokens by position. Words under the columns are red where the last row, the position asked for, looks most.
     """
     panels = [(one, columns) for one in maps for columns in _lines_of_columns(one)]
-    heights = [0.16 * len(one.rows) + 1.15 for one, _ in panels]
+    longest = max(len(_short(name)) for name in names.values())
+    heights = [0.16 * len(one.rows) + 0.5 + 0.065 * longest for one, _ in panels]
     with figure(path, size=(14, sum(heights) + 0.8), dpi=120) as drawn:
         all_axes = drawn.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (one, columns) in zip(all_axes, panels, strict=True):
@@ -109,12 +110,12 @@ def _positions(axes: Any, one: Map, columns: range, names: dict[int, str], *, wi
                 (red_TS if key in top else grey_TS)[line, column] = probability[key] / probability.max()
     axes.imshow(grey_TS, cmap="Greys", vmin=-0.04, vmax=1.0, aspect="auto", interpolation="nearest")
     axes.imshow(
-        red_TS, cmap="Reds", vmin=-0.35, vmax=1.0, aspect="auto", interpolation="nearest"
+        red_TS, cmap="Reds", vmin=-0.2, vmax=1.0, aspect="auto", interpolation="nearest"
     )  # the palest is still red
     axes.set_yticks(range(rows), [_short(names[row.position]) for row in one.rows], fontsize=7, parse_math=False)
     axes.get_yticklabels()[-1].set_fontweight("bold")
     labels = [_short(names[position]) for position in columns]
-    axes.set_xticks(range(offset, width), labels, rotation=90, fontsize=7, parse_math=False)
+    axes.set_xticks(range(offset, width), labels, fontsize=7, parse_math=False)
     axes.set_xticks(np.arange(offset, width + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
     axes.grid(True, which="minor", color="white", linewidth=0.6)
@@ -124,6 +125,7 @@ def _positions(axes: Any, one: Map, columns: range, names: dict[int, str], *, wi
     top = {asked.first_key + key for key in asked.top()}
     for label, position in zip(axes.get_xticklabels(), columns, strict=True):
         label.set_color("#c4161c" if position in top else "#555555")
+        label.set_rotation(90 if len(label.get_text()) > 2 else 0)
 
 
 def _short(name: str) -> str:

@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.text and (arguments.split or arguments.data):
         other = "--split" if arguments.split else "--data"
         raise ConfigError(f"--text and {other} are two different sources; give one of them")
+    if arguments.tokens is not None and arguments.tokens < 0:
+        raise ConfigError(f"--tokens: {arguments.tokens} is no number of tokens; give two or more")
     heads = [parse_head(word) for word in arguments.head]
     loaded = load(arguments.run)
     if getattr(loaded.config.model, "recurrent", False):
@@ -95,7 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
     source = sentence(arguments, loaded, averages, tokens=len(tokens))
     result = header(arguments, loaded, averages, tokens=len(tokens)) | as_json(averages, maps, names)
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder, result, averages, maps, names, source=source, words=loaded.tokenizer.kind == "word")
+    place = loaded.checkpoint.run.path if loaded.checkpoint.run else loaded.checkpoint.folder
+    title = f"Attention of {place.resolve().name}"
+    write(folder, result, averages, maps, names, title=title, source=source, words=loaded.tokenizer.kind == "word")
     if arguments.json:
         print(json.dumps(result, ensure_ascii=False))
     else:
@@ -259,6 +263,7 @@ def write(
     maps: "list[Map]",
     names: dict[int, str],
     *,
+    title: str,
     source: str,
     words: bool,
 ) -> None:
@@ -282,6 +287,5 @@ def write(
         pictures = {name: (folder / f"{name}.png").read_bytes() for name in ("average", "terms", "heads")}
     else:
         say("no pictures: they need matplotlib; install it with: pip install 'transformer-xl[viz]'")
-    title = f"Attention of {Path(result['checkpoint']).parent.parent.name or 'a model'}"
     report = page(averages, maps, names, title=title, source=source, words=words, pictures=pictures)
     write_text(folder / "report.html", report)
