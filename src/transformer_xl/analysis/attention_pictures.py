@@ -3,13 +3,14 @@
 import math
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.analysis.attention import TERMS, TOTAL, Averages, Head, Map
+from transformer_xl.analysis.attention import TERMS, TOTAL, Averages, Head, Map, name_of
 from transformer_xl.analysis.visible import visible
 from transformer_xl.pictures import figure
 
@@ -35,8 +36,13 @@ def draw_averages(averages: Averages, path: Path, *, title: str, chosen: Sequenc
         _separate(beside, N, H)
         for layer, head in chosen:
             row = layer * H + head
-            beside.annotate(f"{mean_distance[row]:.0f}", (mean_distance[row], row), va="center", fontsize=7)
-        beside.margins(x=0.25)
+            beside.annotate(
+                f" {name_of((layer, head))}: {mean_distance[row]:.0f}",
+                (mean_distance[row], row),
+                va="center",
+                fontsize=7,
+            )
+        beside.margins(x=0.6)
         _colour_bar(drawn, image, axes, averages)
 
 
@@ -108,18 +114,16 @@ def _positions(axes: Any, one: Map, columns: range, names: dict[int, str], *, wi
             key = position - row.first_key
             if 0 <= key < len(probability):
                 (red_TS if key in top else grey_TS)[line, column] = probability[key] / probability.max()
-    axes.imshow(grey_TS, cmap="Greys", vmin=-0.04, vmax=1.0, aspect="auto", interpolation="nearest")
-    axes.imshow(
-        red_TS, cmap="Reds", vmin=-0.2, vmax=1.0, aspect="auto", interpolation="nearest"
-    )  # the palest is still red
+    edges = np.arange(width + 1) - 0.5, np.arange(rows + 1) - 0.5
+    lines = {"edgecolors": "white", "linewidth": 0.6, "vmax": 1.0}
+    axes.pcolormesh(*edges, np.ma.masked_invalid(grey_TS), cmap="Greys", vmin=-0.04, **lines)
+    axes.pcolormesh(*edges, np.ma.masked_invalid(red_TS), cmap="Reds", vmin=-0.2, **lines)  # the palest is still red
+    axes.invert_yaxis()
     axes.set_yticks(range(rows), [_short(names[row.position]) for row in one.rows], fontsize=7, parse_math=False)
     axes.get_yticklabels()[-1].set_fontweight("bold")
     labels = [_short(names[position]) for position in columns]
     axes.set_xticks(range(offset, width), labels, fontsize=7, parse_math=False)
-    axes.set_xticks(np.arange(offset, width + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
-    axes.grid(True, which="minor", color="white", linewidth=0.6)
-    axes.tick_params(which="both", length=0)
+    axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     asked = one.rows[-1]
     top = {asked.first_key + key for key in asked.top()}
@@ -133,6 +137,7 @@ def _short(name: str) -> str:
     return shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 1] + "…"
 
 
+@cache
 def _has_glyph(character: str) -> bool:
     from matplotlib.font_manager import findfont, get_font
 

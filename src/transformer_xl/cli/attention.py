@@ -170,7 +170,7 @@ def token_names(loaded: "Loaded", tokens: "Tokens", maps: "list[Map]") -> dict[i
 
 def sentence(arguments: argparse.Namespace, loaded: "Loaded", averages: "Averages", *, tokens: int) -> str:
     about, rule = loaded.checkpoint.about, averages.rule
-    what = arguments.text or f"{about.corpus} {arguments.split or 'test'}"
+    what = source_name(arguments) if arguments.text else f"{about.corpus} {source_name(arguments)}"
     seen = f"its last {averages.span:,}, itself among them" if rule.memory else f"its segment of {rule.segment:,}"
     clamped = f", distances clamped at {rule.clamp_len:,}" if rule.clamp_len else ""
     return f"{what}: {tokens:,} tokens, each seeing {seen}{clamped}; averaged over the {averages.queries:,} that see so many"
@@ -270,7 +270,7 @@ def write(
     from transformer_xl.analysis.attention_page import page
     from transformer_xl.files import write_text
     from transformer_xl.pictures import can_draw
-    from transformer_xl.progress import say
+    from transformer_xl.progress import progress, say
 
     # One line: indented, a hundred thousand numbers would stand on as many lines.
     write_text(folder / "attention.json", json.dumps(result, ensure_ascii=False) + "\n")
@@ -278,12 +278,15 @@ def write(
     if can_draw():
         from transformer_xl.analysis.attention_pictures import draw_averages, draw_heads, draw_terms
 
-        chosen = [one.head for one in maps]
-        draw_averages(
-            averages, folder / "average.png", title=f"Where each head looks on average\n{source}", chosen=chosen
-        )
-        draw_terms(averages, folder / "terms.png", title=f"Where each term alone would look\n{source}")
-        draw_heads(maps, names, folder / "heads.png", title=f"What chosen heads look at, in {source}")
+        with progress("drawing", total=3, unit="pictures") as advance:
+            title_of_averages = f"Where each head looks on average\n{source}"
+            chosen = [one.head for one in maps]
+            draw_averages(averages, folder / "average.png", title=title_of_averages, chosen=chosen)
+            advance()
+            draw_terms(averages, folder / "terms.png", title=f"Where each term alone would look\n{source}")
+            advance()
+            draw_heads(maps, names, folder / "heads.png", title=f"What chosen heads look at, in {source}")
+            advance()
         pictures = {name: (folder / f"{name}.png").read_bytes() for name in ("average", "terms", "heads")}
     else:
         say("no pictures: they need matplotlib; install it with: pip install 'transformer-xl[viz]'")
