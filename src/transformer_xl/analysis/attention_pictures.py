@@ -19,6 +19,8 @@ COLUMNS = 80
 MOST_COLUMNS = 8 * COLUMNS
 """Keys drawn there at all: of a longer memory only the nearest, for a picture of thousands of words cannot be read."""
 LONGEST_NAME = 12
+TALLEST_PIXELS = 30_000
+"""Many heads and positions make one picture smaller, not one that nothing can open."""
 
 
 def draw_averages(averages: Averages, path: Path, *, title: str, chosen: Sequence[Head] = ()) -> None:
@@ -71,7 +73,8 @@ def draw_heads(maps: Sequence[Map], names: dict[int, str], path: Path, *, title:
     panels = [(one, columns) for one in maps for columns in _lines_of_columns(one)]
     longest = max(len(_short(name)) for name in names.values())
     heights = [0.16 * len(one.rows) + 0.5 + 0.065 * longest for one, _ in panels]
-    with figure(path, size=(14, sum(heights) + 0.8), dpi=120) as drawn:
+    height = sum(heights) + 0.8
+    with figure(path, size=(14, height), dpi=min(120, int(TALLEST_PIXELS / height))) as drawn:
         all_axes = drawn.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (one, columns) in zip(all_axes, panels, strict=True):
             lines = _lines_of_columns(one)
