@@ -10,7 +10,7 @@ import torch
 
 from small_run import SMALL
 from transformer_xl.cli import main
-from transformer_xl.config import RunConfig
+from transformer_xl.config import EvaluationConfig, RecurrentConfig, RunConfig
 from transformer_xl.data.store import Store, open_store
 from transformer_xl.training import train
 
@@ -47,4 +47,15 @@ def trained_run(byte_store, tmp_path_factory) -> Path:
     """A run of twenty steps; read it, never write over it."""
     folder = tmp_path_factory.mktemp("runs") / "small"
     train(SMALL, store=byte_store, folder=folder, command="txl train small")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recurrent_run(byte_store, tmp_path_factory) -> Path:
+    """An LSTM of a few steps; read it, never write over it."""
+    model = RecurrentConfig(vocabulary=256, cell="lstm", n_layer=2, d_model=16, d_hidden=20)
+    training = replace(SMALL.training, steps=3)
+    folder = tmp_path_factory.mktemp("runs") / "lstm"
+    config = RunConfig(model=model, training=training, evaluation=EvaluationConfig(segment=12))
+    train(config, store=byte_store, folder=folder, command="txl train lstm")
     return folder

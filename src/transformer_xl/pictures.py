@@ -17,10 +17,25 @@ def can_draw() -> bool:
 
 
 @contextmanager
+def figure(path: Path, *, size: tuple[float, float], dpi: int = 140) -> Iterator[Any]:
+    """A figure of so many inches to put axes on; the file appears when the block ends without an error."""
+    if path.suffix not in ENDINGS:
+        raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
+    if not can_draw():
+        raise InputError("pictures need matplotlib; install it with: pip install 'transformer-xl[viz]'")
+    from matplotlib.figure import Figure  # not pyplot: no state that outlives the picture, no screen asked for
+
+    drawn = Figure(figsize=size, layout="constrained")
+    yield drawn
+    with atomic_file(path) as file:
+        drawn.savefig(file, dpi=dpi, format=path.suffix[1:])
+
+
+@contextmanager
 def picture(path: Path, *, title: str) -> Iterator[Any]:
-    """Axes to draw on; the file appears when the block ends without an error."""
-    with _figure(path, size=(7, 4.2)) as figure:
-        axes = figure.subplots()
+    """One pair of axes to draw on."""
+    with figure(path, size=(7, 4.2)) as drawn:
+        axes = drawn.subplots()
         yield axes
         axes.set_title(title)
         axes.grid(True, which="major", alpha=0.3)
@@ -28,26 +43,12 @@ def picture(path: Path, *, title: str) -> Iterator[Any]:
 
 @contextmanager
 def panels(path: Path, *, title: str, count: int, columns: int = 3) -> Iterator[list[Any]]:
-    """The same with several axes of one size, side by side and then below each other."""
+    """Several axes of one size, side by side and then below each other."""
     columns = min(columns, count)
     rows = -(-count // columns)
-    with _figure(path, size=(1.2 + 4.2 * columns, 0.6 + 3.8 * rows)) as figure:
-        every = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    with figure(path, size=(1.2 + 4.2 * columns, 0.6 + 3.8 * rows)) as drawn:
+        every = drawn.subplots(rows, columns, squeeze=False).flatten().tolist()
         for axes in every[count:]:
             axes.set_visible(False)
         yield every[:count]
-        figure.suptitle(title)
-
-
-@contextmanager
-def _figure(path: Path, *, size: tuple[float, float]) -> Iterator[Any]:
-    if path.suffix not in ENDINGS:
-        raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
-    if not can_draw():
-        raise InputError("pictures need matplotlib; install it with: pip install 'transformer-xl[viz]'")
-    from matplotlib.figure import Figure  # not pyplot: no state that outlives the picture, no screen asked for
-
-    figure = Figure(figsize=size, layout="constrained")
-    yield figure
-    with atomic_file(path) as file:
-        figure.savefig(file, dpi=140, format=path.suffix[1:])
+        drawn.suptitle(title)

@@ -23,6 +23,7 @@ COMMANDS = {
     "recl": "how much context models make use of",
     "generate": "text out of a model",
     "score": "how surprising each token of a text or a stream is",
+    "attention": "what each head of a model looks at: figures and a page",
     "bench": "how fast, beside other implementations and the machine's limits",
     "study": "the tables of the paper: trains, evaluates, writes our figures beside its own",
 }
