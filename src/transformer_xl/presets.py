@@ -224,6 +224,7 @@ _wikitext_103_qrnn = RunConfig(
         embedding_dropout=0.1,
         hidden_dropout=0.1,
         output_dropout=0.1,
+        init_std=0.2,
     ),
     training=TrainingConfig(segment=140, lanes=60, steps=200_000, learning_rate=1e-3, warm_up=2_000),
     evaluation=EvaluationConfig(segment=140),
@@ -241,18 +242,18 @@ _tiny_lstm = RunConfig(
         hidden_dropout=0.2,
         output_dropout=0.3,
         weight_dropout=0.3,
-        init_std=0.05,
+        init_std=0.2,
     ),
     training=replace(
         _tiny_word.training,
         segment=40,
         lanes=16,
-        steps=3500,
-        learning_rate=3e-3,
+        steps=2500,
+        learning_rate=5e-3,
         embedding_rate_factor=1.0,
-        validate_every=1750,
+        validate_every=1250,
         validation_tokens=20_000,
-        save_every=1750,
+        save_every=1250,
     ),
     evaluation=EvaluationConfig(segment=64),
 )
@@ -262,8 +263,10 @@ _tiny_qrnn = _sized(_tiny_lstm, cell="qrnn", n_layer=3, d_hidden=512, weight_dro
 def _bytes(run: RunConfig, **sizes: object) -> RunConfig:
     """The same kind of model for bytes, trained as tiny-byte is."""
     still = {f"{site}_dropout": 0.0 for site in ("embedding", "hidden", "output", "weight")}
-    training = replace(_tiny_byte.training, learning_rate=3e-3)
-    return replace(_sized(run, vocabulary=205, d_model=192, cutoffs=(), **still, **sizes), training=training)
+    training = replace(_tiny_byte.training, learning_rate=5e-3)
+    return replace(
+        _sized(run, vocabulary=205, d_model=192, cutoffs=(), init_std=0.5, **still, **sizes), training=training
+    )
 
 
 PRESETS: tuple[Preset, ...] = (

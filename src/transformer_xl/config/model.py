@@ -4,6 +4,7 @@ The lengths and widths keep the names that the released scripts gave them (n_lay
 Transformer-XL checkpoint or configuration knows those.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -73,6 +74,11 @@ class ModelConfig(VocabularyConfig):
     """Al-Rfou: each lower layer also predicts the next token, the l-th of n until l/2n of training."""
     auxiliary_targets: int = 0
     """Al-Rfou: predict this many further tokens ahead, each with its own classifier, at half weight."""
+
+    @property
+    def embedding_scale(self) -> float:
+        """sqrt(d_model), as published."""
+        return math.sqrt(self.d_model)
 
     @property
     def remembers(self) -> bool:

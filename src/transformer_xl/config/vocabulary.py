@@ -34,6 +34,11 @@ class VocabularyConfig:
     """The same for the projections of embedding clusters."""
 
     @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied by on their way in."""
+        return 1.0
+
+    @property
     def embedding_width(self) -> int:
         return self.d_embed or self.d_model
 

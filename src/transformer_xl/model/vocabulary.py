@@ -7,7 +7,6 @@
 A plain softmax is the case of no cutoffs: a head and no tails.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -65,13 +64,14 @@ class Vocabulary(nn.Module):
     # --- in
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        """[B, T, D], scaled by sqrt(d_model) as published; the output side uses the same tables unscaled."""
+        """[B, T, D], scaled as the kind of model has it; the output side uses the same tables unscaled."""
         config = self.config
         if self.one_table:
             embedded_BTD = self._project_in(0, F.embedding(tokens_BT, self.tables[0]))
         else:
             embedded_BTD = self._embed_clusters(tokens_BT)
-        embedded_BTD = embedded_BTD * math.sqrt(config.d_model)
+        if config.embedding_scale != 1:
+            embedded_BTD = embedded_BTD * config.embedding_scale
         if self.training and config.word_dropout:
             factor_BT1 = word_dropout(
                 tokens_BT, rate=config.word_dropout, vocabulary=config.vocabulary, like=embedded_BTD
