@@ -92,4 +92,5 @@ def run_speed(setting: Setting) -> Report:
 
 
 def _milliseconds(row: Row) -> str:
-    return f"{1000 / row.tokens_per_second:.3g}"
+    value = 1000 / row.tokens_per_second
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
