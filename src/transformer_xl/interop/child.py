@@ -8,14 +8,12 @@ import contextlib
 import gc
 import json
 import resource
-import sys
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop.extraction import extract
 from transformer_xl.interop.pickle_names import TensorPlace
-from transformer_xl.interop.tensor_bundle import read_bundle
 from transformer_xl.interop.tensor_writing import bytes_of, write_safetensors
 from transformer_xl.interop.torch_files import read_torch_file
 
@@ -43,6 +41,8 @@ def read(path: Path, *, role: str, folder: Path) -> None:
     """The tensors first, the facts last: who finds the facts finds everything."""
     target = folder / f"{role}.safetensors"
     if role == "bundle":
+        from transformer_xl.interop.tensor_bundle import read_bundle  # with numpy, which the other formats do without
+
         tensors = read_bundle(path)
         write_safetensors(target, tensors)
         facts: dict[str, Any] = {"kind": "tensorflow", "aliases": {}}
@@ -71,7 +71,3 @@ def limit(*, memory: int, seconds: int, output: int) -> None:
     for kind, value in wanted.items():
         with contextlib.suppress(ValueError, OSError):  # a system that has no such limit
             resource.setrlimit(kind, (value, value))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
