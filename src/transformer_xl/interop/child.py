@@ -1,7 +1,7 @@
 """Reads foreign files in a process of its own, whose memory, time and output are limited by the system. No torch in here.
 
-    request.json   {"jobs": [{"role", "path"}, ...], "memory", "seconds", "bytes"}
-    -> ROLE.json and ROLE.safetensors for each job, or refused.json with the file and the sentence
+request.json   {"jobs": [{"role", "path"}, ...], "memory", "seconds", "bytes"}
+-> ROLE.json and ROLE.safetensors for each job, or refused.json with the file and the sentence
 """
 
 import contextlib
@@ -32,8 +32,8 @@ def main(folder: Path) -> None:
         except MemoryError:
             refuse(folder, path, "reading it takes more memory than a file of its size needs")
             return
-        except RecursionError:
-            refuse(folder, path, "it is nested too deep")
+        except Exception as error:  # whatever a damaged file makes of us, it is the file that is refused
+            refuse(folder, path, f"no sense can be made of it ({type(error).__name__})")
             return
 
 

@@ -33,7 +33,9 @@ def _many(rows: NDArray[np.uint8], start: int) -> int:
     by_pairs = _pair_tables()
     crc = np.zeros(len(rows), dtype=np.uint32)
     crc[0] = start
-    pairs = np.ascontiguousarray(rows.view("<u2").T)  # a column of all rows lies together, four of them make eight bytes
+    pairs = np.ascontiguousarray(
+        rows.view("<u2").T
+    )  # a column of all rows lies together, four of them make eight bytes
     for column in range(0, len(pairs), 4):
         first = by_pairs[3].take(pairs[column] ^ crc.astype(np.uint16))
         second = by_pairs[2].take(pairs[column + 1] ^ (crc >> np.uint32(16)).astype(np.uint16))

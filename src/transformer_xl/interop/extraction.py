@@ -105,7 +105,9 @@ def _ties_weights(parameters: Mapping[str, TensorPlace]) -> bool:
         if name.startswith("crit.out_layers.") and name.endswith(".weight")
     }
     if len(tied) > 1:
-        raise ImportRefused("some of its softmax tables are its embeddings and some are not, which no model here can be")
+        raise ImportRefused(
+            "some of its softmax tables are its embeddings and some are not, which no model here can be"
+        )
     return tied == {True}
 
 

@@ -1,6 +1,5 @@
 """A foreign checkpoint -> an ordinary run folder: files found, read in a child, turned into our configuration, weights and tokenizer, written at once."""
 
-import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -223,7 +222,13 @@ def _read_tensorflow(source: Source, lengths: Lengths, scratch: Path) -> Read:
 
 def _check_told(told: Mapping[str, Any], config: ModelConfig, source: Source) -> None:
     """A config.json beside the variables must be theirs."""
-    names = {"n_layer": "n_layer", "d_model": "d_model", "n_head": "n_head", "d_head": "d_head", "vocab_size": "vocabulary"}
+    names = {
+        "n_layer": "n_layer",
+        "d_model": "d_model",
+        "n_head": "n_head",
+        "d_head": "d_head",
+        "vocab_size": "vocabulary",
+    }
     for name, ours in names.items():
         if name in told and told[name] != getattr(config, ours):
             raise ImportRefused(
@@ -319,9 +324,7 @@ def _run_config(read: Read, lengths: Lengths) -> RunConfig:
     )
 
 
-def _write(
-    out: Path, source: Source, read: Read, chosen: Chosen, config: RunConfig, *, asked: Path | None
-) -> Imported:
+def _write(out: Path, source: Source, read: Read, chosen: Chosen, config: RunConfig, *, asked: Path | None) -> Imported:
     state, optimiser = None, "none came with the model"
     if isinstance(read.optimiser, State):
         state, optimiser = _training_state(read.optimiser, config), f"{read.optimiser.name}, after {read.step:,} steps"
@@ -413,9 +416,3 @@ def _single_precision(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _whole(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None
-
-
-def read_provenance(run: Path) -> dict[str, Any] | None:
-    """What an imported run was made of; None for one that was trained here."""
-    path = run / "provenance.json"
-    return json.loads(path.read_text()) if path.is_file() else None

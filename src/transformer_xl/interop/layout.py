@@ -213,7 +213,9 @@ def _check_frequencies(stored: Tensor | None, config: ModelConfig, layout: Layou
         return
     computed = frequencies(config.d_model, rounded=config.frequencies)
     if stored.shape != computed.shape or not torch.allclose(stored.float(), computed):
-        raise CheckpointError(f"{layout.frequencies} holds other frequencies than the paper's; the checkpoint is damaged")
+        raise CheckpointError(
+            f"{layout.frequencies} holds other frequencies than the paper's; the checkpoint is damaged"
+        )
 
 
 def check_shapes(ours: Mapping[str, Tensor], config: ModelConfig) -> None:

@@ -43,7 +43,9 @@ def config_from_settings(
     if settings["attn_type"] not in ENCODINGS:
         raise CheckpointError(f"attn_type: {settings['attn_type']} is unknown; there are 0, 1, 2 and 3")
     if type(settings["clamp_len"]) is not int or type(settings["pre_lnorm"]) is not bool:
-        raise CheckpointError("clamp_len or pre_lnorm of the model's settings is of another type than its code gives it")
+        raise CheckpointError(
+            "clamp_len or pre_lnorm of the model's settings is of another type than its code gives it"
+        )
     encoding = ENCODINGS[settings["attn_type"]]
     absolute = encoding in ("absolute", "per_layer")
     learned = weights["r_emb"].shape[1] if "r_emb" in weights and weights["r_emb"].ndim > 1 else 0

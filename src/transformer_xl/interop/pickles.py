@@ -7,6 +7,7 @@ are on the list, calls become values made by us, and any other instruction ends 
 import re
 from collections.abc import Callable
 from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 from transformer_xl.errors import ImportRefused
@@ -33,7 +34,7 @@ def read_pickle(data: bytes, start: int = 0, *, persistent: Persistent | None = 
         return machine.run()
     except ImportRefused as error:
         raise ImportRefused(f"the pickle stops at byte {machine.begun:,}: {error}") from None
-    except (IndexError, KeyError, ValueError, TypeError, OverflowError, UnicodeDecodeError, AttributeError):
+    except (IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError, StructError):
         raise ImportRefused(
             f"the pickle is damaged at byte {machine.begun:,}: its instruction finds no operands"
         ) from None

@@ -53,7 +53,9 @@ def read_foreign(jobs: Mapping[str, Path], *, folder: Path) -> dict[str, Content
         refused = json.loads((folder / "refused.json").read_text())
         raise ImportRefused(f"{refused['path']}: {refused['sentence']}")
     if code != 0:
-        raise ImportRefused(f"{names}: reading it took more time or memory than a file of its size needs, so it was stopped")
+        raise ImportRefused(
+            f"{names}: reading it took more time or memory than a file of its size needs, so it was stopped"
+        )
     return {role: _contents(folder, role, path) for role, path in jobs.items()}
 
 
@@ -63,7 +65,12 @@ def _run(folder: Path, *, title: str, total: int, seconds: int) -> int:
     deadline = time.monotonic() + PATIENCE * seconds
     with (
         subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         ) as child,
         progress(title, total=total, unit="bytes") as advance,
     ):

@@ -18,7 +18,11 @@ from transformer_xl.interop.layout import check_shapes
 
 EPS = 1e-12
 SLOTS = {"exp_avg": "/Adam", "exp_avg_sq": "/Adam_1"}
-LAYER_KERNELS = {"rel_attn/o/kernel": "attention_output.weight", "ff/layer_1/kernel": "inner.weight", "ff/layer_2/kernel": "outer.weight"}
+LAYER_KERNELS = {
+    "rel_attn/o/kernel": "attention_output.weight",
+    "ff/layer_1/kernel": "inner.weight",
+    "ff/layer_2/kernel": "outer.weight",
+}
 LAYER_VECTORS = {
     "rel_attn/LayerNorm/gamma": "attention_norm.weight",
     "rel_attn/LayerNorm/beta": "attention_norm.bias",
@@ -33,7 +37,9 @@ def model_variables(variables: Mapping[str, Tensor], slot: str = "") -> dict[str
     """Those of the model, or one of Adam's slots for each, without the scope they stand in."""
     scopes = {name.removesuffix("r_w_bias") for name in variables if re.search(r"(^|/)r_w_bias$", name)}
     if len(scopes) != 1:
-        raise CheckpointError("the checkpoint has no variable r_w_bias, or several; it is no Transformer-XL of the authors")
+        raise CheckpointError(
+            "the checkpoint has no variable r_w_bias, or several; it is no Transformer-XL of the authors"
+        )
     scope = scopes.pop()
     inside = {name.removeprefix(scope): value for name, value in variables.items() if name.startswith(scope)}
     if slot:

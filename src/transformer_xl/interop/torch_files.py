@@ -102,6 +102,8 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _place(file: IO[bytes], entry: zipfile.ZipInfo, size: int) -> tuple[int, int]:
+    if not 0 <= entry.header_offset < size:
+        raise ImportRefused(f"{entry.filename} does not begin inside the file")
     file.seek(entry.header_offset)
     header = file.read(LOCAL_HEADER.size)
     if len(header) != LOCAL_HEADER.size:
