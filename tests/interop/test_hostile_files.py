@@ -99,7 +99,8 @@ def read_mutated(count: int, seed: int, folder: Path) -> None:
         try:
             read(path)
         except ImportRefused as error:
-            assert "\n" not in str(error)
+            if "\n" in str(error):
+                raise
 
 
 LIMITED = """
@@ -146,10 +147,13 @@ def test_mutated_files_are_imported_or_refused(tmp_path):
         try:
             import_run(folder, out, lengths=Lengths())
         except ImportRefused as error:
-            assert "\n" not in str(error)
-            assert not out.exists()
+            refused = str(error)
+        else:
+            continue
+        assert "\n" not in refused
+        assert not out.exists()
 
 
 def test_a_vocabulary_that_contradicts_itself_is_refused(tmp_path):
-    with pytest.raises(ImportRefused, match="vocabulary|symbol"):
+    with pytest.raises(ImportRefused, match=r"vocabulary|symbol"):
         read_vocabulary_file(FIXTURES / "hostile" / "s15-vocab-bad-indices" / "vocab.pkl", scratch=tmp_path / "scratch")

@@ -24,6 +24,7 @@ COMMANDS = {
     "generate": "text out of a model",
     "score": "how surprising each token of a text or a stream is",
     "import": "make a run of somebody else's checkpoint, safely",
+    "export": "write a model for other software",
     "bench": "how fast, beside other implementations and the machine's limits",
 }
 
