@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         same_length=arguments.same_length,
     )
     imported = import_run(arguments.source, arguments.out, lengths=lengths, vocabulary=arguments.vocabulary)
-    model, evaluation = imported.config.model, imported.config.evaluation
+    model, evaluation = imported.model, imported.evaluation
     tokenizer = imported.vocabulary.tokenizer
     if arguments.json:
         provenance = json.loads((arguments.out / "provenance.json").read_text())

@@ -73,7 +73,8 @@ class Read:
 class Imported:
     run: Path
     kind: str
-    config: RunConfig
+    model: ModelConfig
+    evaluation: EvaluationConfig
     parameters: int
     vocabulary: Chosen
     step: int
@@ -366,7 +367,8 @@ def _write(out: Path, source: Source, read: Read, chosen: Chosen, config: RunCon
     return Imported(
         run=out,
         kind=read.kind,
-        config=config,
+        model=read.model,
+        evaluation=config.evaluation,
         parameters=parameter_count(config.model),
         vocabulary=chosen,
         step=read.step,

@@ -20,6 +20,7 @@ LONGEST_NUMBER_BYTES = 64
 
 U32, I32, U64, F64 = Struct("<I"), Struct("<i"), Struct("<Q"), Struct(">d")
 BINUNICODE, SHORT_BINUNICODE, LONG_BINGET, LONG_BINPUT, MEMOIZE = 0x58, 0x8C, 0x6A, 0x72, 0x94
+TEXTS = (BINUNICODE, SHORT_BINUNICODE)
 BININT1, BININT2, BININT, BINGET, BINPUT, STOP = 0x4B, 0x4D, 0x4A, 0x68, 0x71, 0x2E
 GETS, GET = re.compile(rb"(?:j.{4}){2,}", re.DOTALL), Struct("<xI")
 GETS_AND_NUMBERS, GET_AND_NUMBER = re.compile(rb"(?:j.{4}J.{4})+", re.DOTALL), Struct("<xIxi")
@@ -60,7 +61,7 @@ class _Machine:
         try:
             for _ in range(MOST_INSTRUCTIONS):
                 code = data[position]
-                if code == BINUNICODE or code == SHORT_BINUNICODE:
+                if code in TEXTS:
                     if code == BINUNICODE:
                         begin, length = position + 5, u32(data, position + 1)[0]
                     else:

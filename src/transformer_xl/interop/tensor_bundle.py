@@ -163,10 +163,8 @@ def _fixed(fields: dict[int, list[int | bytes]], number: int) -> int:
 
 
 def _shape(fields: dict[int, list[int | bytes]]) -> tuple[int, ...]:
-    sizes = []
-    for shape in fields.get(2, []):
-        for dimension in _fields(_text(shape)).get(2, []):
-            sizes.append(_number(_fields(_text(dimension)), 1, default=0))
+    dimensions = [item for shape in fields.get(2, []) for item in _fields(_text(shape)).get(2, [])]
+    sizes = [_number(_fields(_text(dimension)), 1, default=0) for dimension in dimensions]
     if len(sizes) > 8 or any(size > 1 << 40 for size in sizes):
         raise ImportRefused("a variable of it has a shape that no checkpoint has")
     return tuple(sizes)
