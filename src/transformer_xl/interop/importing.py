@@ -379,7 +379,7 @@ def _write(out: Path, source: Source, read: Read, chosen: Chosen, config: RunCon
 def _training_state(optimiser: State, config: RunConfig) -> TrainingState:
     """As `training` keeps it: the data are read from their beginning, with an empty memory, for no old format says where it stood in ours."""
     generator = torch.Generator().manual_seed(config.training.seed)
-    values = {
+    values: dict[str, Any] = {
         **dict.fromkeys(("tokens", "seconds", "skipped", "average_count"), 0),
         "step": optimiser.step,
         "rate_scale": 1.0,

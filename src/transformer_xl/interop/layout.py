@@ -126,7 +126,7 @@ class _Piece:
 
     def of_ours(self, value: Tensor) -> Tensor:
         if self.heads is not None:
-            value = value.unflatten(-1, self.heads)
+            value = value.reshape(*value.shape[:-1], *self.heads)
         if self.turned is not None:
             value = value.flip(self.turned)
         rows = value[slice(*self.our_rows)]
