@@ -217,9 +217,10 @@ def _symbols(listed: object, numbered: object) -> list[str]:
         raise ImportRefused("it holds no vocabulary: neither idx2sym nor sym2idx")
     if set(map(type, symbols)) != {str}:
         raise ImportRefused("a symbol of the vocabulary is no text")
-    if len(set(symbols)) != len(symbols):
+    places_of = dict(zip(symbols, range(len(symbols)), strict=True))
+    if len(places_of) != len(symbols):
         raise ImportRefused("a symbol is in the vocabulary twice")
-    if isinstance(numbered, dict) and numbered and numbered != dict(zip(symbols, range(len(symbols)), strict=True)):
+    if isinstance(numbered, dict) and numbered and numbered != places_of:
         raise ImportRefused("the vocabulary's two tables, idx2sym and sym2idx, contradict each other")
     return symbols
 

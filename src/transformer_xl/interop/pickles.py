@@ -20,11 +20,14 @@ LONGEST_NUMBER_BYTES = 64
 
 U32, I32, U64, F64 = Struct("<I"), Struct("<i"), Struct("<Q"), Struct(">d")
 BINUNICODE, SHORT_BINUNICODE, LONG_BINGET, LONG_BINPUT, MEMOIZE = 0x58, 0x8C, 0x6A, 0x72, 0x94
-TEXTS = (BINUNICODE, SHORT_BINUNICODE)
 BININT1, BININT2, BININT, BINGET, BINPUT, STOP = 0x4B, 0x4D, 0x4A, 0x68, 0x71, 0x2E
-GETS, GET = re.compile(rb"(?:j.{4}){2,}", re.DOTALL), Struct("<xI")
-GETS_AND_NUMBERS, GET_AND_NUMBER = re.compile(rb"(?:j.{4}J.{4})+", re.DOTALL), Struct("<xIxi")
-"""A list of remembered words, and a table of their numbers."""
+PUT_AND_NEXT = Struct("<BIBI")
+RUNS = {
+    LONG_BINGET: (re.compile(rb"(?:j.{4})+", re.DOTALL), Struct("<xI")),
+    BININT: (re.compile(rb"(?:j.{4}J.{4})+", re.DOTALL), Struct("<xIxi")),
+    BININT2: (re.compile(rb"(?:j.{4}M.{2})+", re.DOTALL), Struct("<xIxH")),
+}
+"""A list of remembered words, and tables of their numbers, taken at once; by the instruction after the first LONG_BINGET."""
 Persistent = Callable[[object], object]
 
 
@@ -57,39 +60,54 @@ class _Machine:
     def run(self) -> tuple[Any, int]:
         """The few instructions that a vocabulary is made of stand here, without a call, and long runs of them are taken at once; the others below."""
         data, memo, stack, position = self.data, self.memo, self.stack, self.position
-        u32, others = U32.unpack_from, INSTRUCTIONS
+        put_and_next = PUT_AND_NEXT.unpack_from
+        u32, i32, others, size = U32.unpack_from, I32.unpack_from, INSTRUCTIONS, len(self.data)
         try:
             for _ in range(MOST_INSTRUCTIONS):
                 code = data[position]
-                if code in TEXTS:
-                    if code == BINUNICODE:
-                        begin, length = position + 5, u32(data, position + 1)[0]
-                    else:
-                        begin, length = position + 2, data[position + 1]
-                    end = begin + length
-                    if end >= len(data):
+                if code == BINUNICODE:
+                    begin, length = position + 5, u32(data, position + 1)[0]
+                    while True:  # a text is nearly always remembered, and in a list followed by the next
+                        position = begin + length
+                        if position >= size:
+                            raise ImportRefused("a text reaches past the end of the file")
+                        text = data[begin:position].decode()
+                        stack.append(text)
+                        if data[position] != LONG_BINPUT or position + 10 > size:
+                            break
+                        _, index, code, length = put_and_next(data, position)
+                        memo[index] = text
+                        if code != BINUNICODE:
+                            position += 5
+                            break
+                        begin = position + 10
+                elif code == SHORT_BINUNICODE:
+                    begin = position + 2
+                    end = begin + data[position + 1]
+                    if end >= size:
                         raise ImportRefused("a text reaches past the end of the file")
                     text = data[begin:end].decode()
                     stack.append(text)
-                    if data[end] == LONG_BINPUT:  # a text is nearly always remembered
-                        memo[u32(data, end + 1)[0]] = text
-                        end += 5
-                    elif data[end] == MEMOIZE:
-                        memo[len(memo)] = text
-                        end += 1
                     position = end
+                    if data[end] == MEMOIZE:
+                        memo[len(memo)] = text
+                        position = end + 1
                 elif code == LONG_BINGET:
-                    run = GETS.match(data, position) or GETS_AND_NUMBERS.match(data, position)
-                    if run is None:
-                        stack.append(memo[u32(data, position + 1)[0]])
-                        position += 5
-                    elif run.re is GETS:
-                        stack += [memo[index] for (index,) in GET.iter_unpack(run[0])]
+                    following = data[position + 5]
+                    if following in RUNS:
+                        pattern, form = RUNS[following]
+                        run = pattern.match(data, position)
+                        if run is None:
+                            raise IndexError
+                        if following == LONG_BINGET:
+                            stack += [memo[index] for (index,) in form.iter_unpack(run[0])]
+                        else:
+                            for index, number in form.iter_unpack(run[0]):
+                                stack += (memo[index], number)
                         position = run.end()
                     else:
-                        for index, number in GET_AND_NUMBER.iter_unpack(run[0]):
-                            stack += (memo[index], number)
-                        position = run.end()
+                        stack.append(memo[u32(data, position + 1)[0]])
+                        position += 5
                 elif code == BININT1:
                     stack.append(data[position + 1])
                     position += 2
@@ -97,7 +115,7 @@ class _Machine:
                     stack.append(data[position + 1] | data[position + 2] << 8)
                     position += 3
                 elif code == BININT:
-                    stack.append(I32.unpack_from(data, position + 1)[0])
+                    stack.append(i32(data, position + 1)[0])
                     position += 5
                 elif code == BINGET:
                     stack.append(memo[data[position + 1]])

@@ -65,9 +65,8 @@ def choose_tokenizer(facts: Mapping[str, Any], *, name: Path) -> Chosen:
     """By the symbols themselves: what they are tells how text was cut into them."""
     symbols: list[str] = facts["symbols"]
     dataset, lower = facts.get("dataset"), bool(facts.get("lower_case"))
-    wrong = next((number for number, symbol in enumerate(symbols) if "\n" in symbol or not _writable(symbol)), None)
-    if wrong is not None:
-        raise ImportRefused(f"{name}: symbol {wrong} of the vocabulary cannot be written as a line of text")
+    if wrong := _unwritable(symbols):
+        raise ImportRefused(f"{name}: {wrong}")
     if all(symbol.isascii() and symbol.isdigit() and int(symbol) < 256 for symbol in symbols):
         values = bytes(map(int, symbols))
         if len(set(values)) == len(values):
@@ -102,5 +101,13 @@ def _lines(path: Path) -> list[str]:
     return symbols
 
 
-def _writable(symbol: str) -> bool:
-    return symbol.isascii() or not any("\ud800" <= character <= "\udfff" for character in symbol)
+def _unwritable(symbols: list[str]) -> str:
+    """Why the symbols cannot stand in a text file, one a line; empty where they can."""
+    text = "\n".join(symbols)
+    if text.count("\n") != len(symbols) - 1:
+        return "a symbol of the vocabulary holds a line break"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "a symbol of the vocabulary holds half a character, which no UTF-8 can hold"
+    return ""
