@@ -4,7 +4,6 @@ Importing this does nothing but make names known; torch comes with the first one
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from transformer_xl.model import Memory, Output, TransformerXL
     from transformer_xl.presets import find_preset
 
-__version__ = version("transformer-xl")
+    __version__: str
 
 _HOMES = {
     "EvaluationConfig": "config",
@@ -48,6 +47,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("transformer-xl")
     if name in _HOMES:
         return getattr(import_module(f"transformer_xl.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'transformer_xl' has no attribute {name!r}")

@@ -24,6 +24,10 @@ class CheckpointError(TransformerXLError):
     """A trained model at rest that cannot be read or written."""
 
 
+class ImportRefused(TransformerXLError):
+    """Somebody else's file that is damaged, hostile, or of no kind we know. Nothing in it was run."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the nearest known name, or the list of known names when none is near."""
     names = sorted(known)

@@ -1,6 +1,6 @@
 """Words typed -> functions called. One module per command, imported only when that command runs: `txl --help` never waits for torch.
 
-Each command module has `configure(parser)`, which adds its options, and `run(arguments)`, which returns the exit code.
+A command whose name is a word of Python's (import) has a module with an underscore. Each command module has `configure(parser)`, which adds its options, and `run(arguments)`, which returns the exit code.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from keyword import iskeyword
 from typing import NoReturn
 
 from transformer_xl.errors import TransformerXLError, suggest
@@ -24,6 +25,8 @@ COMMANDS = {
     "generate": "text out of a model",
     "score": "how surprising each token of a text or a stream is",
     "attention": "what each head of a model looks at: figures and a page",
+    "import": "make a run of somebody else's checkpoint, safely",
+    "export": "write a model for other software",
     "bench": "how fast, beside other implementations and the machine's limits",
     "study": "the tables of the paper: trains, evaluates, writes our figures beside its own",
 }
@@ -88,7 +91,7 @@ def dispatch(words: list[str]) -> int:
     name = words[0]
     if name not in COMMANDS:
         raise UsageError(f"no command {name}{suggest(name, COMMANDS)}")
-    command = import_module(f"transformer_xl.cli.{name}")
+    command = import_module(f"transformer_xl.cli.{name}{'_' if iskeyword(name) else ''}")
     parser = Parser(
         prog=f"txl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

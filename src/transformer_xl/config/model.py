@@ -48,6 +48,8 @@ class ModelConfig(VocabularyConfig):
     authors' code; Vaswani's sinusoid; Al-Rfou's learned position per layer."""
     learned_positions: int = 0
     """Rows of the learned table of shaw, shaw_biased (distances) and per_layer (positions in a segment)."""
+    frequencies: Literal["float32", "float16"] = "float32"
+    """Of the sinusoid. float16: rounded to it, as a checkpoint saved in half precision has them."""
     share_biases: bool = True
     """u and v once for all layers, or one pair per layer. shaw_biased always has its own per layer."""
 
@@ -102,6 +104,7 @@ class ModelConfig(VocabularyConfig):
         not_negative(self, "model", "memory", "clamp_len", "learned_positions", "auxiliary_targets", "norm_eps")
         fraction(self, "model", "dropout", *(f"{site}_dropout" for site in DROPOUT_SITES))
         one_of(self, "model", "encoding", ENCODINGS)
+        one_of(self, "model", "frequencies", ("float32", "float16"))
         one_of(self, "model", "norm", ("post", "pre", "pre_keys"))
         one_of(self, "model", "initial_memory", ("empty", "zeros"))
         one_of(self, "model", "same_length_keys", ("memory", "memory+1"))

@@ -5,6 +5,7 @@ A piece is encoded as soon as it can be cut where the tokenizer would cut too:
     byte   anywhere
     char   between characters; in lower-cased text after white space, for a Greek sigma looks at its neighbours
     word   after white space; where lines are sentences, after a line
+    number after white space
     bpe    between a word and the space or (unless lower-cased) punctuation mark after it, which byte pairs never cross
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer_xl.data.tokenizers import ByteTokenizer, Ids, Tokenizer, WordTokenizer, encode_utf8
+from transformer_xl.data.tokenizers import ByteTokenizer, Ids, NumberTokenizer, Tokenizer, WordTokenizer, encode_utf8
 from transformer_xl.errors import DataError
 
 LONGEST_CHARACTERS = 1 << 20
@@ -70,6 +71,8 @@ def _pieces(stream: Iterable[bytes], cut: re.Pattern[str], *, name: str) -> Iter
 def _cut_rule(tokenizer: Tokenizer) -> re.Pattern[str]:
     if isinstance(tokenizer, WordTokenizer):
         return AFTER_LINE if tokenizer.marks == "sentences" else AFTER_SPACE
+    if isinstance(tokenizer, NumberTokenizer):
+        return AFTER_SPACE
     if tokenizer.kind == "char":
         return AFTER_SPACE if tokenizer.lower else ANYWHERE
     return BEFORE_SPACE if tokenizer.lower else BETWEEN_PAIRS
@@ -114,6 +117,8 @@ def _places(tokenizer: Tokenizer, piece: str | bytes, token_P: Ids) -> Ids:
     byte_of = _byte_places(piece)
     if isinstance(tokenizer, WordTokenizer):
         return byte_of[_word_places(piece, sentences=tokenizer.marks == "sentences")]
+    if isinstance(tokenizer, NumberTokenizer):
+        return byte_of[[match.start() for match in re.finditer(r"\S+", piece)]]
     lengths = [len(tokenizer.decode_bytes([token])) for token in token_P.tolist()]
     place_P = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     return _before_lowering(piece, byte_of)[place_P] if tokenizer.lower else place_P

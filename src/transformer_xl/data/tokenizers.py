@@ -1,4 +1,4 @@
-"""Text <-> token numbers. Four kinds behind one interface, saved as JSON and plain text, never as pickle.
+"""Text <-> token numbers. Five kinds behind one interface, saved as JSON and plain text, never as pickle.
 
 byte, char and bpe give back exactly the text they were given; word gives back its words, one space between them.
 """
@@ -262,8 +262,38 @@ class BytePairTokenizer(Tokenizer):
         return cls(Pairs.from_str((folder / BYTE_PAIRS).read_bytes().decode("utf-8")), lower=description["lower"])
 
 
-KINDS: dict[str, type[ByteTokenizer] | type[CharTokenizer] | type[WordTokenizer] | type[BytePairTokenizer]] = {
-    kind.kind: kind for kind in (ByteTokenizer, CharTokenizer, WordTokenizer, BytePairTokenizer)
+class NumberTokenizer(Tokenizer):
+    """Tokens whose text nobody knows, such as those of a model without its vocabulary: text is their numbers, a space after each."""
+
+    kind = "number"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def encode(self, text: str | bytes) -> Ids:
+        words = self._text(text).split()
+        wrong = next((word for word in words if not (word.isascii() and word.isdigit() and len(word) < 19)), None)
+        if wrong is not None:
+            raise DataError(f"{wrong[:40]!r} is no token number, and this model came without its vocabulary")
+        return self._checked([int(word) for word in words])
+
+    def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
+        return b"".join(b"%d " % id for id in self._checked(ids).tolist())
+
+    def token(self, id: int) -> str:
+        return str(id)
+
+    def save(self, folder: Path | str) -> None:
+        write_json(Path(folder) / DESCRIPTION, {"kind": self.kind, "size": self.size})
+
+    @classmethod
+    def load(cls, folder: Path, description: dict[str, Any]) -> "NumberTokenizer":
+        return cls(int(description["size"]))
+
+
+Kinds = type[ByteTokenizer | CharTokenizer | WordTokenizer | BytePairTokenizer | NumberTokenizer]
+KINDS: dict[str, Kinds] = {
+    kind.kind: kind for kind in (ByteTokenizer, CharTokenizer, WordTokenizer, BytePairTokenizer, NumberTokenizer)
 }
 
 

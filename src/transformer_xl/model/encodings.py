@@ -30,11 +30,17 @@ class Distances:
     distance_bias_HS: Tensor | None = None
 
 
-def sinusoid(distances_S: Tensor, *, width: int, dtype: torch.dtype) -> Tensor:
+def frequencies(width: int, *, rounded: str = "float32", device: torch.device | None = None) -> Tensor:
+    """[width/2], float32 even in a float64 model, as in every published checkpoint; `rounded` is a configuration's `frequencies`."""
+    exponents_E = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
+    frequencies_E = 1.0 / (10000.0**exponents_E)
+    return frequencies_E.half().float() if rounded == "float16" else frequencies_E
+
+
+def sinusoid(distances_S: Tensor, *, width: int, dtype: torch.dtype, rounded: str = "float32") -> Tensor:
     """R: the sines of all frequencies, then the cosines. Never in half precision: there, thousands of distances fall together."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    exponents_E = torch.arange(0, width, 2, dtype=torch.float32, device=distances_S.device) / width
-    frequencies_E = 1.0 / (10000.0**exponents_E)  # float32 even in a float64 model, as in every published checkpoint
+    frequencies_E = frequencies(width, rounded=rounded, device=distances_S.device)
     angles_SE = distances_S.to(exact)[:, None] * frequencies_E.to(exact)
     return torch.cat([angles_SE.sin(), angles_SE.cos()], dim=-1)
 
@@ -100,7 +106,9 @@ class RelativeEncoding(Encoding):
             distance_S = distance_S.clamp(max=self.farthest)
         # Autocast is off in here: a bf16 product would blur neighbouring distances. It is small, having no lanes in it.
         with torch.autocast(weight.device.type, enabled=False):
-            position_SD = sinusoid(distance_S, width=self.config.d_model, dtype=weight.dtype)
+            position_SD = sinusoid(
+                distance_S, width=self.config.d_model, dtype=weight.dtype, rounded=self.config.frequencies
+            )
             position_SD = self.dropout(position_SD, time_axis=0)
             return [self._layer(layer, position_SD) for layer in range(self.config.n_layer)]
 
@@ -160,7 +168,9 @@ class AbsoluteEncoding(Encoding):
         position_T = falling(hidden_BTD.shape[1], device=hidden_BTD.device)
         if self.config.clamp_len:
             position_T = position_T.clamp(max=self.config.clamp_len)
-        position_TD = sinusoid(position_T, width=self.config.d_model, dtype=hidden_BTD.dtype)
+        position_TD = sinusoid(
+            position_T, width=self.config.d_model, dtype=hidden_BTD.dtype, rounded=self.config.frequencies
+        )
         return hidden_BTD + position_TD.to(hidden_BTD.dtype)
 
 

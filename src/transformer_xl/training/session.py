@@ -130,7 +130,8 @@ class Session:
             self.step, self.tokens, self.seconds = values["step"], values["tokens"], values["seconds"]
             self.skipped, self.rate_scale, self.best_nats = values["skipped"], values["rate_scale"], values["best_nats"]
             self.window = Window(**values["window"])
-            self.lanes.restore(values["lanes"])
+            if values["lanes"] is not None:  # an imported run begins the data anew
+                self.lanes.restore(values["lanes"])
             if self.scaler.is_enabled():
                 self.scaler.load_state_dict(values["scaler"])
             torch.set_rng_state(tensors["random.cpu"])

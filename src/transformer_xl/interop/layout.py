@@ -1,0 +1,230 @@
+"""One table between our weights and those of the authors' PyTorch code and its descendants (Hugging Face, NVIDIA), read in both directions.
+
+    theirs                                          ours
+    dec_attn.qkv_net   rows q | k | v               query, key_value
+    crit.out_layers.i.bias, one for each cluster    bias_V, one after another
+    r_w_bias (u), one [H, K] or one for each layer  content_bias_PHK, [1 or N, H, K]
+    crit.cluster_weight, the last tail first        tail_weight_CE, the first tail first     (not Hugging Face, which has our order)
+    r_emb, the nearest distance last                distance_key_NRHK, row r is distance r
+
+What they call differently is here; what they compute is the same, to the last bits.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.errors import CheckpointError
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.encodings import frequencies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How one of them names things."""
+
+    prefix: str = ""
+    softmax_weight: str = "crit.out_layers.{i}.weight"
+    softmax_bias: str = "crit.out_layers.{i}.bias"
+    last_tail_first: bool = True
+
+    @property
+    def frequencies(self) -> str:
+        """Stored there, computed here."""
+        return f"{self.prefix}pos_emb.inv_freq"
+
+
+ORIGINAL = Layout()
+HUGGINGFACE = Layout(prefix="transformer.", last_tail_first=False)
+NVIDIA = Layout(softmax_weight="crit.out_layers_weights.{i}", softmax_bias="crit.out_layers_biases.{i}")
+
+LAYER_NAMES = {
+    "layers.{n}.dec_attn.o_net.weight": "layers.{n}.attention_output.weight",
+    "layers.{n}.dec_attn.layer_norm.weight": "layers.{n}.attention_norm.weight",
+    "layers.{n}.dec_attn.layer_norm.bias": "layers.{n}.attention_norm.bias",
+    "layers.{n}.pos_ff.CoreNet.0.weight": "layers.{n}.inner.weight",
+    "layers.{n}.pos_ff.CoreNet.0.bias": "layers.{n}.inner.bias",
+    "layers.{n}.pos_ff.CoreNet.3.weight": "layers.{n}.outer.weight",
+    "layers.{n}.pos_ff.CoreNet.3.bias": "layers.{n}.outer.bias",
+    "layers.{n}.pos_ff.layer_norm.weight": "layers.{n}.feed_forward_norm.weight",
+    "layers.{n}.pos_ff.layer_norm.bias": "layers.{n}.feed_forward_norm.bias",
+}
+BIAS_NAMES = {"r_w_bias": "encoding.content_bias_PHK", "r_r_bias": "encoding.position_bias_PHK"}
+TAIL_NAMES = {
+    "crit.cluster_weight": "vocabulary.tail_weight_CE",
+    "crit.cluster_bias": "vocabulary.tail_bias_C",
+}
+
+
+def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, layout: Layout) -> dict[str, Tensor]:
+    """A state for `TransformerXL(config)`. Copies that they keep of one tensor under several names must agree."""
+    left = dict(theirs)
+    ours = {}
+    for name, pieces in groupby(_pieces(config, layout), key=lambda piece: piece.ours):
+        parts = [piece.of_theirs(_take(left, piece.theirs)) for piece in pieces]
+        try:
+            ours[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        except RuntimeError:
+            raise CheckpointError(f"the parts of {name} have shapes that do not fit together") from None
+    for copy, source in _copies(config, layout):
+        if copy in left and not torch.equal(left.pop(copy), theirs[source]):
+            raise CheckpointError(f"{copy} differs from {source}, whose copy it must be; the checkpoint is damaged")
+    for name in {piece.theirs for piece in _pieces(config, layout)}:
+        left.pop(name)
+    _check_frequencies(left.pop(layout.frequencies, None), config, layout)
+    if left:
+        raise CheckpointError(
+            f"{min(left)} belongs to no Transformer-XL of this configuration; is it the right one for these weights?"
+        )
+    check_shapes(ours, config)
+    return ours
+
+
+def weights_to(ours: Mapping[str, Tensor], config: ModelConfig, layout: Layout) -> dict[str, Tensor]:
+    """Their state, each tensor once and in memory of its own."""
+    check_shapes(ours, config)
+    theirs = {}
+    if config.encoding in ("relative", "absolute"):
+        theirs[layout.frequencies] = frequencies(config.d_model, rounded=config.frequencies)
+    for name, pieces in groupby(
+        sorted(_pieces(config, layout), key=lambda piece: piece.theirs), key=lambda piece: piece.theirs
+    ):
+        theirs[name] = torch.cat([piece.of_ours(ours[piece.ours]) for piece in pieces]).contiguous()
+    return theirs
+
+
+# --- the table
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """`ours[rows]` is one of their tensors, or `theirs[rows]` one of ours; a whole tensor has no rows. Listed in the order of the rows."""
+
+    theirs: str
+    ours: str
+    their_rows: tuple[int, int | None] = (0, None)
+    our_rows: tuple[int, int | None] = (0, None)
+    stacked: bool = False
+    """Ours has an axis in front that theirs has not."""
+    turned: int | None = None
+    """The axis along which theirs runs the other way."""
+    heads: tuple[int, int] | None = None
+    """Theirs has heads apart, ours side by side on the last axis."""
+
+    def of_theirs(self, value: Tensor) -> Tensor:
+        if self.turned is not None and self.turned < value.ndim:
+            value = value.flip(self.turned)
+        if self.heads is not None and value.ndim > 1:
+            value = value.flatten(-2)
+        if not value.ndim:
+            raise CheckpointError(f"{self.theirs} is a single number; the checkpoint is damaged")
+        return value[None] if self.stacked else value[slice(*self.their_rows)]
+
+    def of_ours(self, value: Tensor) -> Tensor:
+        if self.heads is not None:
+            value = value.reshape(*value.shape[:-1], *self.heads)
+        if self.turned is not None:
+            value = value.flip(self.turned)
+        rows = value[slice(*self.our_rows)]
+        return rows[0] if self.stacked else rows
+
+
+def _pieces(config: ModelConfig, layout: Layout) -> Iterator[_Piece]:
+    width, edges, at = config.n_head * config.d_head, config.cluster_edges, layout.prefix
+    absolute = config.encoding in ("absolute", "per_layer")
+    for n in range(config.n_layer):
+        attention = f"{at}layers.{n}.dec_attn"
+        query, key_value = f"layers.{n}.query.weight", f"layers.{n}.key_value.weight"
+        if absolute:
+            yield _Piece(theirs=f"{attention}.q_net.weight", ours=query)
+            yield _Piece(theirs=f"{attention}.kv_net.weight", ours=key_value)
+        else:
+            yield _Piece(theirs=f"{attention}.qkv_net.weight", ours=query, their_rows=(0, width))
+            yield _Piece(theirs=f"{attention}.qkv_net.weight", ours=key_value, their_rows=(width, 3 * width))
+        if config.encoding == "relative":
+            yield _Piece(theirs=f"{attention}.r_net.weight", ours=f"encoding.relative_key.{n}.weight")
+        for theirs, ours in LAYER_NAMES.items():
+            yield _Piece(theirs=at + theirs.format(n=n), ours=ours.format(n=n))
+    yield from _encoding_pieces(config, layout)
+    for theirs, ours in TAIL_NAMES.items() if config.cutoffs else ():
+        yield _Piece(theirs=theirs, ours=ours, turned=0 if layout.last_tail_first else None)
+    tables = 1 if config.div_val == 1 else config.clusters
+    for i in range(tables):
+        rows = (0, None) if tables == 1 else (edges[i], edges[i + 1])
+        yield _Piece(theirs=layout.softmax_bias.format(i=i), ours="vocabulary.bias_V", our_rows=rows)
+    for i in range(tables):
+        yield _Piece(theirs=f"{at}word_emb.emb_layers.{i}.weight", ours=f"vocabulary.tables.{i}")
+        if not config.tie_embeddings:
+            yield _Piece(theirs=layout.softmax_weight.format(i=i), ours=f"vocabulary.output_tables.{i}")
+        if config.has_projection(i):
+            yield _Piece(theirs=f"{at}word_emb.emb_projs.{i}", ours=f"vocabulary.input_projections.{i}")
+    for i in range(config.clusters):
+        if config.has_projection(i) and not config.ties_projection(i):
+            yield _Piece(theirs=f"crit.out_projs.{i}", ours=f"vocabulary.output_projections.{i}")
+
+
+def _encoding_pieces(config: ModelConfig, layout: Layout) -> Iterator[_Piece]:
+    at, heads = layout.prefix, (config.n_head, config.d_head)
+    match config.encoding:
+        case "relative":
+            for theirs, ours in BIAS_NAMES.items():
+                for n in range(1 if config.share_biases else config.n_layer):
+                    place = at if config.share_biases else f"{at}layers.{n}.dec_attn."
+                    yield _Piece(theirs=f"{place}{theirs}", ours=ours, our_rows=(n, n + 1), stacked=True)
+        case "shaw_biased":
+            yield _Piece(theirs=f"{at}r_emb", ours="encoding.distance_key_NRHK", turned=1)
+            yield _Piece(theirs=f"{at}r_w_bias", ours="encoding.content_bias_NHK")
+            yield _Piece(theirs=f"{at}r_bias", ours="encoding.distance_bias_NRH", turned=1)
+        case "per_layer":
+            yield _Piece(theirs=f"{at}r_emb", ours="encoding.position_NRD", turned=1, heads=heads)
+
+
+def _copies(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Names under which they may repeat a tensor, with the tensor's own name."""
+    at = layout.prefix
+    for name in BIAS_NAMES if config.share_biases and config.encoding == "relative" else ():
+        for n in range(config.n_layer):
+            yield f"{at}layers.{n}.dec_attn.{name}", f"{at}{name}"
+    for i in range(1 if config.div_val == 1 else config.clusters):
+        if config.tie_embeddings:
+            yield layout.softmax_weight.format(i=i), f"{at}word_emb.emb_layers.{i}.weight"
+        if config.has_projection(i):
+            yield f"crit.shared_out_projs.{i}", f"{at}word_emb.emb_projs.{i}"
+    for i in range(config.clusters):
+        if config.ties_projection(i):
+            yield f"crit.out_projs.{i}", f"{at}word_emb.emb_projs.{0 if config.div_val == 1 else i}"
+
+
+# --- refusing
+
+
+def _take(theirs: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in theirs:
+        raise CheckpointError(f"the checkpoint has no {name}; it is cut short, or its configuration is another model's")
+    return theirs[name]
+
+
+def _check_frequencies(stored: Tensor | None, config: ModelConfig, layout: Layout) -> None:
+    if stored is None:
+        return
+    computed = frequencies(config.d_model, rounded=config.frequencies)
+    if stored.shape != computed.shape or not torch.allclose(stored.float(), computed):
+        raise CheckpointError(
+            f"{layout.frequencies} holds other frequencies than the paper's; the checkpoint is damaged"
+        )
+
+
+def check_shapes(ours: Mapping[str, Tensor], config: ModelConfig) -> None:
+    with torch.device("meta"):
+        wanted = TransformerXL(config).state_dict()
+    for name in sorted(wanted.keys() ^ ours.keys()):
+        raise CheckpointError(f"{name} exists on one side only: the model's configuration is not that of its weights")
+    for name, value in wanted.items():
+        if value.shape != ours[name].shape:
+            raise CheckpointError(
+                f"{name} has shape {list(ours[name].shape)} where the configuration makes it {list(value.shape)}"
+            )

@@ -1,0 +1,113 @@
+"""Foreign files, read by a child process with limits: paths in, facts and tensors out. The one door to `child`."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from transformer_xl.errors import ImportRefused
+from transformer_xl.progress import progress
+
+SPARE_MEMORY = 1 << 30
+"""Bytes beyond the file's own size that reading it may take."""
+SPARE_SECONDS = 4
+BYTES_PER_SECOND = 4 << 20
+SPARE_OUTPUT = 64 << 20
+PATIENCE = 30
+"""Seconds to wait for one second of the child's work: other work may fill the machine."""
+PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from pathlib import Path; from transformer_xl.interop.child import main; main(Path(sys.argv[1]))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What a file holds: settings by section (model, vocabulary, optimiser), and tensors by section and name."""
+
+    kind: str
+    facts: dict[str, Any]
+    tensors: dict[str, dict[str, Tensor]]
+
+
+def read_foreign(jobs: Mapping[str, Path], *, folder: Path) -> dict[str, Contents]:
+    """Each file by its role: "bundle" is TensorFlow's, the others are recognised by their content. `folder` is scratch, and must outlive the tensors."""
+    total = sum(_size(path, role) for role, path in jobs.items())
+    seconds = SPARE_SECONDS + total // BYTES_PER_SECOND
+    request = {
+        "jobs": [{"role": role, "path": str(path.resolve())} for role, path in jobs.items()],
+        "memory": SPARE_MEMORY + total,
+        "seconds": seconds,
+        "bytes": SPARE_OUTPUT + total,
+    }
+    (folder / "request.json").write_text(json.dumps(request))
+    names = ", ".join(str(path) for path in jobs.values())
+    code = _run(folder, title=f"reading {', '.join(path.name for path in jobs.values())}", total=total, seconds=seconds)
+    if (folder / "refused.json").is_file():
+        refused = json.loads((folder / "refused.json").read_text())
+        raise ImportRefused(f"{refused['path']}: {refused['sentence']}")
+    if code != 0:
+        raise ImportRefused(
+            f"{names}: reading it took more time or memory than a file of its size needs, so it was stopped"
+        )
+    return {role: _contents(folder, role, path) for role, path in jobs.items()}
+
+
+def _run(folder: Path, *, title: str, total: int, seconds: int) -> int:
+    command = [sys.executable, "-I", "-B", "-c", PROGRAM, str(folder.resolve()), *sys.path]
+    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.environ.get("PATH", "")}
+    deadline = time.monotonic() + PATIENCE * seconds
+    with (
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as child,
+        progress(title, total=total, unit="bytes") as advance,
+    ):
+        done = 0
+        try:
+            while child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+                written = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+                advance(written - done)
+                done = written
+        finally:
+            if child.poll() is None:
+                child.kill()
+        return child.wait()
+
+
+def _contents(folder: Path, role: str, path: Path) -> Contents:
+    try:
+        facts = json.loads((folder / f"{role}.json").read_text())
+        flat = load_file(folder / f"{role}.safetensors")
+    except (OSError, ValueError, SafetensorError):
+        raise ImportRefused(f"{path}: it could not be read whole") from None
+    flat |= {name: flat[source] for name, source in facts.pop("aliases").items()}
+    kind = facts.pop("kind")
+    if role == "bundle":
+        return Contents(kind=kind, facts=facts, tensors={"model": flat})
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for name, value in flat.items():
+        section, _, rest = name.partition(".")
+        tensors.setdefault(section, {})[rest] = value
+    return Contents(kind=kind, facts=facts, tensors=tensors)
+
+
+def _size(path: Path, role: str) -> int:
+    if not path.is_file():
+        raise ImportRefused(f"{path} is no file")
+    size = path.stat().st_size
+    if role == "bundle":
+        size += sum(part.stat().st_size for part in path.parent.glob(f"{path.stem}.data-*"))
+    return size

@@ -1,0 +1,218 @@
+"""TensorFlow's checkpoints, read without TensorFlow: model.ckpt.index says which variable lies where in model.ckpt.data-00000-of-00001.
+
+    index   a sorted table as in LevelDB: blocks of (shared, new, value length, key rest, value), a block of blocks, a footer
+    value   a protocol buffer: type, shape, shard, offset, size, checksum
+
+Every length is checked against the bytes that are there, every block and every tensor against its CRC-32C.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformer_xl.errors import ImportRefused
+from transformer_xl.interop.crc32c import crc32c
+from transformer_xl.interop.pickle_names import DTYPES
+from transformer_xl.interop.tensor_writing import Bytes
+
+FOOTER = 48
+TABLE_MAGIC = 0xDB4775248B80FB57
+LARGEST_INDEX = 64 << 20
+MOST_VARIABLES = 100_000
+TYPES = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    9: "int64",
+    14: "bfloat16",
+    19: "float16",
+    10: "bool",
+    4: "uint8",
+    6: "int8",
+}
+CHECKED_AT_ONCE = 64 << 20
+
+
+def read_bundle(index: Path) -> dict[str, Bytes]:
+    """Every numeric variable by name; text, which TensorFlow also keeps there, is left out."""
+    if index.stat().st_size > LARGEST_INDEX:
+        raise ImportRefused(f"an index of {index.stat().st_size:,} bytes is larger than any checkpoint's")
+    entries = dict(_table(index.read_bytes()))
+    header = _fields(entries.pop(b"", b""))
+    shards = _number(header, 1, default=0)
+    if not 1 <= shards <= 1000 or _number(header, 2, default=0) != 0:
+        raise ImportRefused("the index has no header, or its numbers are not little-endian")
+    prefix = str(index).removesuffix(".index")
+    paths = [Path(f"{prefix}.data-{shard:05d}-of-{shards:05d}") for shard in range(shards)]
+    for path in paths:
+        if not path.is_file():
+            raise ImportRefused(f"{path.name} is missing beside it")
+    sizes = [path.stat().st_size for path in paths]
+    found = {}
+    for key, value in entries.items():
+        name = _name(key)
+        fields = _fields(value)
+        dtype = TYPES.get(_number(fields, 1, default=0))
+        if dtype is None:
+            continue
+        if 7 in fields:
+            raise ImportRefused(f"{name} is stored in slices, which the authors' checkpoints are not")
+        shape = _shape(fields)
+        shard, offset, size = (_number(fields, number, default=0) for number in (3, 4, 5))
+        needed = DTYPES[dtype][1]
+        for length in shape:
+            needed *= length
+        if shard >= shards or size != needed or offset + size > sizes[shard]:
+            raise ImportRefused(f"{name} does not lie inside {paths[min(shard, shards - 1)].name}, or has another size")
+        found[name] = Bytes(path=paths[shard], start=offset, dtype=dtype, shape=shape, length=size)
+        _check_tensor(name, found[name], _fixed(fields, 6))
+    if sum(tensor.length for tensor in found.values()) > sum(sizes):
+        raise ImportRefused("its variables overlap")
+    return dict(sorted(found.items(), key=lambda item: (str(item[1].path), item[1].start)))
+
+
+# --- the table
+
+
+def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    if len(data) < FOOTER or int.from_bytes(data[-8:], "little") != TABLE_MAGIC:
+        raise ImportRefused("it is no TensorFlow index: its last bytes are others")
+    position = len(data) - FOOTER
+    _, position = _varint(data, position)
+    _, position = _varint(data, position)
+    offset, position = _varint(data, position)
+    size, _ = _varint(data, position)
+    count = 0
+    last: bytes | None = None
+    for _, handle in _block(data, offset, size):
+        inner_offset, place = _varint(handle, 0)
+        inner_size, _ = _varint(handle, place)
+        for key, value in _block(data, inner_offset, inner_size):
+            count += 1
+            if count > MOST_VARIABLES or (last is not None and key <= last):
+                raise ImportRefused("its keys are too many or not in order")
+            last = key
+            yield key, value
+
+
+def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys share their beginnings with the key before; the block ends with a list of places where they do not."""
+    if offset + size + 5 > len(data) - FOOTER:
+        raise ImportRefused("a block of the index reaches past its end")
+    if data[offset + size] != 0:
+        raise ImportRefused("a block of the index is compressed, which the authors' checkpoints are not")
+    stored = int.from_bytes(data[offset + size + 1 : offset + size + 5], "little")
+    if _unmasked(stored) != crc32c(data[offset : offset + size + 1]):
+        raise ImportRefused("a block of the index is damaged: its checksum is another")
+    block = data[offset : offset + size]
+    if size < 4:
+        raise ImportRefused("a block of the index is too short")
+    end = size - 4 - 4 * int.from_bytes(block[-4:], "little")
+    if end < 0:
+        raise ImportRefused("a block of the index is damaged")
+    position, key = 0, b""
+    while position < end:
+        shared, position = _varint(block, position)
+        new, position = _varint(block, position)
+        length, position = _varint(block, position)
+        if shared > len(key) or position + new + length > end:
+            raise ImportRefused("an entry of the index reaches past its block")
+        key = key[:shared] + block[position : position + new]
+        position += new
+        yield key, block[position : position + length]
+        position += length
+
+
+# --- protocol buffers
+
+
+def _fields(data: bytes) -> dict[int, list[int | bytes]]:
+    found: dict[int, list[int | bytes]] = {}
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        kind = tag & 7
+        value: int | bytes
+        if kind == 0:
+            value, position = _varint(data, position)
+        elif kind in (1, 5):
+            width = 8 if kind == 1 else 4
+            value = int.from_bytes(data[position : position + width], "little")
+            position += width
+        elif kind == 2:
+            length, position = _varint(data, position)
+            value = data[position : position + length]
+            position += length
+        else:
+            raise ImportRefused("an entry of the index has a field of unknown kind")
+        if position > len(data):
+            raise ImportRefused("an entry of the index is cut short")
+        found.setdefault(tag >> 3, []).append(value)
+    return found
+
+
+def _number(fields: dict[int, list[int | bytes]], number: int, *, default: int) -> int:
+    value = fields.get(number, [default])[-1]
+    if not isinstance(value, int):
+        raise ImportRefused("an entry of the index has text where a number belongs")
+    return value
+
+
+def _fixed(fields: dict[int, list[int | bytes]], number: int) -> int:
+    return _number(fields, number, default=0)
+
+
+def _shape(fields: dict[int, list[int | bytes]]) -> tuple[int, ...]:
+    dimensions = [item for shape in fields.get(2, []) for item in _fields(_text(shape)).get(2, [])]
+    sizes = [_number(_fields(_text(dimension)), 1, default=0) for dimension in dimensions]
+    if len(sizes) > 8 or any(size > 1 << 40 for size in sizes):
+        raise ImportRefused("a variable of it has a shape that no checkpoint has")
+    return tuple(sizes)
+
+
+def _text(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ImportRefused("an entry of the index has a number where a table belongs")
+    return value
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 64, 7):
+        if position >= len(data):
+            raise ImportRefused("the index is cut short")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ImportRefused("the index holds a number of more than 64 bits")
+
+
+def _name(key: bytes) -> str:
+    if not re.fullmatch(rb"[\x21-\x7e]{1,400}", key):
+        raise ImportRefused("a variable of it has a name that is no name")
+    return key.decode("ascii")
+
+
+# --- checksums
+
+
+def _check_tensor(name: str, tensor: Bytes, stored: int) -> None:
+    found = 0
+    left = tensor.length
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.start)
+        while left:
+            piece = file.read(min(CHECKED_AT_ONCE, left))
+            if not piece:
+                raise ImportRefused(f"{tensor.path.name} became shorter while it was read")
+            found, left = crc32c(piece, found), left - len(piece)
+    if _unmasked(stored) != found:
+        raise ImportRefused(f"{name} is damaged: its checksum is another")
+
+
+def _unmasked(stored: int) -> int:
+    """TensorFlow stores a checksum turned and shifted, so that a checksum of checksums is no special case."""
+    turned = (stored - 0xA282EAD8) & 0xFFFFFFFF
+    return ((turned << 15) | (turned >> 17)) & 0xFFFFFFFF
