@@ -8,15 +8,12 @@ import torch
 
 from small_models import build
 from transformer_xl.analysis.attention import (
-    TOTAL,
     attention_maps,
     average_attention,
-    by_distance,
-    recording,
-    scores_by_distance,
     top_keys,
     widest_of_different_layers,
 )
+from transformer_xl.analysis.recording import TOTAL, by_distance, recording, scores_by_distance
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.errors import InputError
 from transformer_xl.model.attention import attend, hidden_keys

@@ -13,7 +13,8 @@ import pytest
 from transformer_xl.cli import main
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop.extraction import extract
-from transformer_xl.interop.importing import Lengths, import_run
+from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop.importing import import_run
 from transformer_xl.interop.tensor_bundle import read_bundle
 from transformer_xl.interop.torch_files import read_torch_file
 from transformer_xl.interop.vocabularies import read_vocabulary_file

@@ -17,8 +17,9 @@ from transformer_xl.checkpoint import load_checkpoint, read_training_state
 from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig
 from transformer_xl.files import digest
+from transformer_xl.interop.foreign import Lengths
 from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface
-from transformer_xl.interop.importing import Lengths, import_run
+from transformer_xl.interop.importing import import_run
 from transformer_xl.interop.reading import read_foreign
 from transformer_xl.interop.vocabularies import read_vocabulary_file
 from transformer_xl.model import TransformerXL

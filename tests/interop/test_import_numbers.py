@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from transformer_xl.checkpoint import Checkpoint, load_checkpoint
-from transformer_xl.interop.importing import Lengths, import_run
+from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop.importing import import_run
 from transformer_xl.model import Memory
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"

@@ -7,7 +7,8 @@ import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from transformer_xl.analysis.attention import TERMS, TOTAL, Averages, Head, Map, Row, Width, name_of
+from transformer_xl.analysis.attention import Averages, Head, Map, Row, Width, name_of
+from transformer_xl.analysis.recording import TERMS, TOTAL
 from transformer_xl.analysis.visible import visible
 
 LINE_ENDS = ("\n", "<eos>")

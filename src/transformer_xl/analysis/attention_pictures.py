@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.analysis.attention import TERMS, TOTAL, Averages, Head, Map, name_of
+from transformer_xl.analysis.attention import Averages, Head, Map, name_of
+from transformer_xl.analysis.recording import TERMS, TOTAL
 from transformer_xl.analysis.visible import visible
 from transformer_xl.pictures import figure
 

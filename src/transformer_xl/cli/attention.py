@@ -221,7 +221,7 @@ def header(arguments: argparse.Namespace, loaded: "Loaded", averages: "Averages"
 
 def as_json(averages: "Averages", maps: "list[Map]", names: dict[int, str]) -> dict[str, Any]:
     """Layers, heads and positions count from 1; distances from 0, the token itself."""
-    from transformer_xl.analysis.attention import TERMS, TOTAL
+    from transformer_xl.analysis.recording import TERMS, TOTAL
 
     return {
         "terms": {term: TERMS[term] for term in averages.average if term != TOTAL},

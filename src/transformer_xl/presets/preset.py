@@ -1,0 +1,24 @@
+"""What a preset is."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from transformer_xl.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    name: str
+    corpus: str
+    table: str = ""
+    """Where the paper reports it."""
+    paper_parameters: str = ""
+    paper_result: str = ""
+    """With its unit; test set."""
+    provenance: Literal["script", "author", "derived", "own"]
+    note: str = ""
+    run: RunConfig
+
+
+def sized(run: RunConfig, **sizes: object) -> RunConfig:
+    return replace(run, model=replace(run.model, **sizes))  # type: ignore[arg-type]
