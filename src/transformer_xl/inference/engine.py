@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
@@ -24,7 +22,7 @@ from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import atomic_file
 from transformer_xl.inference import kernels
 from transformer_xl.inference.panels import Panels
-from transformer_xl.inference.reader import Reader
+from transformer_xl.inference.reader import Reader, reading_saved
 from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import hidden_keys
@@ -160,8 +158,7 @@ class Engine(Reader):
     def restore(
         cls, model: TransformerXL, path: Path | str, *, sight: Sight = "last", weights: WeightKind = "exact"
     ) -> "Engine":
-        try:
-            tensors = load_tensors(Path(path).read_bytes())
+        with reading_saved(path) as tensors:
             lanes, heads, memory, width = tensors["keys.0"].shape
             shape = (model.config.n_layer, model.config.n_head, model.config.d_head)
             if (len([name for name in tensors if name.startswith("keys.")]), heads, width) != shape:
@@ -172,10 +169,6 @@ class Engine(Reader):
                 engine._values[number][:, :, :memory] = tensors[f"values.{number}"]
             engine.valid_B, engine.read_B = tensors["valid"], tensors["read"]
             engine.last_hidden_BD = tensors.get("last_hidden")
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} does not exist; save an engine there first") from None
-        except (SafetensorError, KeyError, ValueError, RuntimeError):
-            raise CheckpointError(f"{path} is not a saved engine, or is damaged; save it again") from None
         return engine
 
     # --- inside

@@ -1,14 +1,17 @@
 """What every engine does with the hidden states that it reads: distributions and losses. How it reads and remembers is its own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from transformer_xl.errors import InputError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import AnyModel
 from transformer_xl.model.protocol import check_tokens
@@ -22,6 +25,17 @@ LEAST_CHUNK = 96
 def chunk_of(lanes: int) -> int:
     """How many tokens of each lane are read at a time."""
     return max(LEAST_CHUNK, CHUNK // lanes)
+
+
+@contextmanager
+def reading_saved(path: Path | str) -> Iterator[dict[str, Tensor]]:
+    """The tensors of a saved engine. What does not fit the model inside the block is one sentence, like a file that is none."""
+    try:
+        yield load_tensors(Path(path).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist; save an engine there first") from None
+    except (SafetensorError, KeyError, ValueError, RuntimeError):
+        raise CheckpointError(f"{path} is not a saved engine, or is damaged; save it again") from None
 
 
 class Reader(ABC):

@@ -5,15 +5,13 @@ from copy import copy
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import atomic_file
 from transformer_xl.inference import kernels
-from transformer_xl.inference.reader import Reader
+from transformer_xl.inference.reader import Reader, reading_saved
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import Recurrent, RecurrentState
 
@@ -80,16 +78,11 @@ class RecurrentEngine(Reader):
 
     @classmethod
     def restore(cls, model: Recurrent, path: Path | str) -> "RecurrentEngine":
-        try:
-            tensors = load_tensors(Path(path).read_bytes())
+        with reading_saved(path) as tensors:
             saved = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
             state, engine = RecurrentState.from_tensors(saved), cls(model, lanes=len(tensors["read"]))
             if [part.shape for part in state.layers] != [part.shape for part in engine.state.layers]:
                 raise CheckpointError(f"{path} is the state of another model; restore it with the model that saved it")
             engine.state, engine.read_B = state.to(model.vocabulary.bias_V.device), tensors["read"]
             engine.last_hidden_BD = tensors.get("last_hidden")
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} does not exist; save an engine there first") from None
-        except (SafetensorError, KeyError, ValueError, RuntimeError):
-            raise CheckpointError(f"{path} is not a saved engine, or is damaged; save it again") from None
         return engine
