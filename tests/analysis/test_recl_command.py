@@ -146,7 +146,7 @@ def refused(capsys, *words):
         (["--losses", "none.npz"], "none.npz does not exist"),
         (["--losses", "text.npz"], "text.npz cannot be read as losses"),
         (["--losses", "array.npy"], "array.npy cannot be read as losses (it holds a single array)"),
-        (["--losses", "pickled.npz"], "pickled.npz cannot be read as losses"),
+        (["--losses", "pickled.npz"], "pickled.npz cannot be read as losses (it is damaged, or holds Python objects)"),
         (["--losses", "unnamed.npz"], "unnamed.npz has losses for no context length (its arrays: losses)"),
         (["--losses", "nan.npz"], "nan (context 20) holds nan at position 1"),
         (["--losses", "other"], "other is a folder"),

@@ -78,5 +78,6 @@ def test_reads_back_its_own_configuration_and_words_change_it(run, byte_store, c
     words = ["train", str(run / "config.json"), "--data", str(byte_store.folder), "--print_config"]
     assert main([*words, "--model.weight_dropout", "0.3"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["weight_dropout"] == 0.3
-    assert main([*words, "--model.n_head", "3"]) == 2
-    assert "no field model.n_head" in capsys.readouterr().err
+    for field in ("n_head", "memory"):  # one that it does not have, and one that it has for all time
+        assert main([*words, f"--model.{field}", "3"]) == 2
+        assert f"no field model.{field}" in capsys.readouterr().err

@@ -47,7 +47,9 @@ def read_losses(path: Path) -> tuple[dict[int, NDArray[Any]], dict[str, Any]]:
     except IsADirectoryError:
         raise DataError(f"{path} is a folder; {WAY_OUT}, and name runs before --losses") from None
     except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read as losses ({error}); {WAY_OUT}") from None
+        # numpy tells people how to load what it refuses, which nobody should do.
+        reason = "it is damaged, or holds Python objects" if "pickle" in str(error) else str(error)
+        raise DataError(f"{path} cannot be read as losses ({reason}); {WAY_OUT}") from None
     losses = {int(match[1]): array for name, array in arrays.items() if (match := LENGTH.fullmatch(name))}
     if not losses:
         raise DataError(

@@ -80,7 +80,8 @@ def parse(hint: Any, text: str, *, name: str) -> Any:
 
 def override(config: T, changes: Mapping[str, str], *, name: str = "") -> T:
     """A copy of `config` with dotted fields replaced by words: `{"model.memory": "640"}`."""
-    hints = typing.get_type_hints(type(config))
+    of_class = typing.get_type_hints(type(config))
+    hints = {field.name: of_class[field.name] for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     nested: dict[str, dict[str, str]] = {}
     values: dict[str, Any] = {}
     for dotted, text in changes.items():
