@@ -12,6 +12,7 @@ SECONDS_BEFORE_THE_FIRST_LINE = 2.0
 
 _bars: list[Any] = []
 """The live display, while there is one: a bar within a bar shares it, for a terminal has only one last line."""
+_quiet = False
 
 
 class Advance(Protocol):
@@ -21,15 +22,25 @@ class Advance(Protocol):
 @contextmanager
 def progress(title: str, *, total: float | None, unit: str = "") -> Iterator[Advance]:
     """Yields `advance(amount, note=...)`. `unit` "bytes" is shown as MB."""
-    if sys.stderr.isatty():
+    if _quiet:
+        yield lambda amount=1, *, note=None: None
+    elif sys.stderr.isatty():
         with _live(title, total, unit) as advance:
             yield advance
     else:
         yield _plain(title, total, unit)
 
 
+def be_quiet() -> None:
+    """From now on nothing is shown: for processes that work beside the one that talks."""
+    global _quiet
+    _quiet = True
+
+
 def say(text: str) -> None:
     """A line for people that stays, above the bar where there is one."""
+    if _quiet:
+        return
     if _bars:
         _bars[-1].console.print(text, markup=False, highlight=False)
     else:

@@ -63,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return dispatch(words)
+    except UsageError as error:
+        if os.environ.get("RANK", "0") == "0":  # torchrun gives every process the same words: one answer is enough
+            print(f"txl: {error}", file=sys.stderr)
+        return 2
     except TransformerXLError as error:
         print(f"txl: {error}", file=sys.stderr)
         return 2

@@ -25,6 +25,8 @@ class Vocabulary(nn.Module):
     def __init__(self, config: VocabularyConfig) -> None:
         super().__init__()
         self.config = config
+        self.every_tail = False
+        """Open a tail even where no target is in it, so that all its weights have a gradient, of 0: exchanged gradients must be the same set."""
         self.one_table = config.div_val == 1  # clusters of one width share a table, and the input's projection
         self.tables = nn.ParameterList(self._tables())
         self.output_tables = nn.ParameterList([] if config.tie_embeddings else self._tables())
@@ -110,12 +112,18 @@ class Vocabulary(nn.Module):
         loss_P = self._cross_entropy(self.head_logits(hidden_PD, linear=linear), column_P)
         for cluster in range(1, config.clusters):
             place_P = ((target_P >= edges[cluster]) & (target_P < edges[cluster + 1])).nonzero().squeeze(1)
-            if place_P.numel():
+            if place_P.numel() or (self.every_tail and torch.is_grad_enabled()):
                 tail_loss_P = self._cross_entropy(
                     self.cluster_logits(cluster, hidden_PD[place_P], linear=linear), target_P[place_P] - edges[cluster]
                 )
                 loss_P = loss_P.index_add(0, place_P, tail_loss_P)
         return loss_P.view(targets_BT.shape)
+
+    def weights_of_tail(self, cluster: int) -> list[Tensor]:
+        """The weights that only the targets of this tail reach."""
+        tables = [] if self.one_table or self.config.tie_embeddings else [self.output_tables[cluster]]
+        name = str(cluster)
+        return [*tables, *([self.output_projections[name]] if name in self.output_projections else [])]
 
     def log_probabilities(self, hidden: Tensor, *, linear: Linear = F.linear) -> Tensor:
         """[..., V]: the whole distribution, every tail opened."""

@@ -10,11 +10,15 @@ from types import FrameType
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError
 from transformer_xl.progress import Advance
+from transformer_xl.training.ranks import ALONE, Ranks
 
 
 @contextmanager
-def only_trainer(run: RunFolder) -> Iterator[None]:
-    """Holds the run's lock. The system lets go of it when the process dies, however it dies."""
+def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
+    """Rank 0 holds the run's lock. The system lets go of it when the process dies, however it dies."""
+    if not ranks.first:
+        yield
+        return
     run.path.mkdir(parents=True, exist_ok=True)
     with run.lock.open("a+") as file:
         try:
@@ -36,15 +40,23 @@ class StopAsked(Exception):
 
 
 class StopRequest:
-    """Which signal asked this process to stop, once one has."""
+    """Which signal asked to stop, once one has."""
 
+    heard: signals.Signals | None = None
+    """By this process."""
     signal: signals.Signals | None = None
+    """By any rank, as they last agreed: all must stop after the same step."""
+
+    def agree(self, ranks: Ranks) -> signals.Signals | None:
+        number = ranks.highest(int(self.heard or 0))
+        self.signal = signals.Signals(number) if number else None
+        return self.signal
 
     def interrupting(self, advance: Advance) -> Advance:
         """`advance`, made to raise StopAsked once a stop was asked for."""
 
         def advance_or_stop(amount: float = 1, *, note: str | None = None) -> None:
-            if self.signal:
+            if self.heard:
                 raise StopAsked
             advance(amount, note=note)
 
@@ -57,9 +69,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
     request = StopRequest()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if request.signal is not None and number == signals.SIGINT:
+        if request.heard is not None and number == signals.SIGINT:
             raise KeyboardInterrupt
-        request.signal = signals.Signals(number)
+        request.heard = signals.Signals(number)
 
     before = {number: signals.signal(number, ask) for number in (signals.SIGTERM, signals.SIGINT)}
     try:

@@ -6,19 +6,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from transformer_xl.checkpoint import About, RunFolder, write_checkpoint
 from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.errors import TransformerXLError
-from transformer_xl.evaluation import UNIT_NAMES, evaluate, make_rule
+from transformer_xl.evaluation import UNIT_NAMES, Figures, evaluate, make_rule
 from transformer_xl.generation import Sampling, generate, start_tokens
+from transformer_xl.model import AnyModel
 from transformer_xl.progress import progress, say
 from transformer_xl.training.card import write_card
 from transformer_xl.training.curve import draw_curve
 from transformer_xl.training.lifetime import StopAsked, StopRequest, only_trainer, stop_on_signals
 from transformer_xl.training.optimisation import PLATEAU_FACTOR
+from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.recording import Metrics, peak_memory_mb, write_environment
 from transformer_xl.training.resuming import start_or_resume
 from transformer_xl.training.session import Measured, Session, Window
@@ -40,20 +40,28 @@ class Outcome:
 
 
 def train(
-    config: RunConfig, *, store: Store, folder: Path, resume: str = "auto", device: str = "cpu", command: str = ""
+    config: RunConfig,
+    *,
+    store: Store,
+    folder: Path,
+    resume: str = "auto",
+    device: str = "cpu",
+    command: str = "",
+    ranks: Ranks = ALONE,
 ) -> Outcome:
-    """Trains until `config.training.steps`, or until asked to stop; either way everything is saved."""
+    """Trains until `config.training.steps`, or until asked to stop; either way everything is saved. All `ranks` call it alike."""
     run, training = RunFolder(folder), config.training
-    with only_trainer(run), stop_on_signals() as stop:
-        session = start_or_resume(run, config, store=store, resume=resume, device=torch.device(device))
-        write_environment(run, command=command)
-        metrics = Metrics(run, from_step=session.step)
+    ranks.check(config)
+    with only_trainer(run, ranks=ranks), stop_on_signals() as stop:
+        session = start_or_resume(run, config, store=store, resume=resume, device=ranks.device(device), ranks=ranks)
+        write_environment(run, command=command, ranks=ranks)
+        metrics = Metrics(run, from_step=session.step, ranks=ranks)
         validation: Measured | None = None
         if "valid" not in store.splits:
             say(f"{store.folder} has no valid split: nothing is validated, and the newest checkpoint is the one to use")
         with progress("training", total=training.steps, unit="steps") as advance:
             advance(session.step)
-            while session.step < training.steps and not stop.signal:
+            while not stop.agree(ranks) and session.step < training.steps:
                 started_at = time.perf_counter()
                 if session.lanes.at_epoch_start:
                     session.memories = [None] * training.accumulation
@@ -70,13 +78,14 @@ def train(
 
                 if due(session, training.validate_every) and "valid" in store.splits:
                     validation = validate(session, run, store, metrics, stop)
-                if due(session, training.save_every) or stop.signal or is_best(session, validation):
+                if due(session, training.save_every) or is_best(session, validation):
                     save(session, run, store, validation)
-        if stop.signal and session.step not in run.steps():  # asked between a step's saving and the next step
+        if stop.signal and ranks.from_first(lambda: session.step not in run.steps()):
             save(session, run, store, validation)
         metrics.close()
-        draw_curve(run, unit=store.manifest.unit)
-        write_card(run, session=session, store=store, command=command)
+        if ranks.first:
+            draw_curve(run, unit=store.manifest.unit)
+            write_card(run, session=session, store=store, command=command)
         return Outcome(step=session.step, validation=validation, stopped_by=stop.signal)
 
 
@@ -143,7 +152,10 @@ def live_note(session: Session, update: Update, *, unit: str) -> str:
 
 
 def validate(session: Session, run: RunFolder, store: Store, metrics: Metrics, stop: StopRequest) -> Measured | None:
-    """On the first tokens of the valid split, with the lengths of training; then a sample of text, for people. A request to stop ends it."""
+    """On the first tokens of the valid split, with the lengths of training; then a sample of text, for people. A request to stop ends it.
+
+    Rank 0 does it, and tells the others what it found.
+    """
     config, unit = session.config, store.manifest.unit
     split = store.split("valid")
     if config.training.validation_tokens:
@@ -152,15 +164,20 @@ def validate(session: Session, run: RunFolder, store: Store, metrics: Metrics, s
     lengths = EvaluationConfig(
         segment=config.training.segment, memory=model.memory, clamp_len=model.clamp_len, same_length=model.same_length
     )
-    try:
-        with (
-            session.average.in_place(session.model),
-            progress("validating", total=len(split) - 1, unit="tokens") as advance,
-        ):
-            rule = make_rule(session.model, lengths, tokens=len(split))
-            found = evaluate(session.model, split, rule=rule, advance=stop.interrupting(advance))
-            sample(session, run, store)
-    except StopAsked:
+
+    def measure(model: AnyModel) -> Figures | None:
+        try:
+            with progress("validating", total=len(split) - 1, unit="tokens") as advance:
+                rule = make_rule(model, lengths, tokens=len(split))
+                found = evaluate(model, split, rule=rule, advance=stop.interrupting(advance))
+                sample(model, session, run, store)
+                return found
+        except StopAsked:
+            return None
+
+    with session.model_to_use() as model_to_use:
+        found = session.ranks.from_first(lambda: measure(model_to_use))
+    if found is None:
         return None
     metrics.write("validation", step=session.step, loss_nats=found.loss_nats, bits_per_byte=found.bits_per_byte)
     say(f"step {session.step}: valid {UNIT_NAMES[unit]} {found.value(unit):.4f}")
@@ -169,11 +186,9 @@ def validate(session: Session, run: RunFolder, store: Store, metrics: Metrics, s
     return Measured(step=session.step, figures=found)
 
 
-def sample(session: Session, run: RunFolder, store: Store) -> None:
+def sample(model: AnyModel, session: Session, run: RunFolder, store: Store) -> None:
     prompt = start_tokens(store.tokenizer, "")
-    drawn = list(
-        generate(session.model, prompt, tokens=SAMPLE_TOKENS, sampling=Sampling(seed=session.config.training.seed))
-    )
+    drawn = list(generate(model, prompt, tokens=SAMPLE_TOKENS, sampling=Sampling(seed=session.config.training.seed)))
     path = run.made("samples") / f"step-{session.step:08d}.txt"
     path.write_text(store.tokenizer.decode(drawn) + "\n", encoding="utf-8")
 
@@ -184,6 +199,9 @@ def save(session: Session, run: RunFolder, store: Store, validation: Measured | 
     loss = validation.figures.loss_nats if validation is not None and validation.step == session.step else None
     if best:
         session.best_nats = loss
+    weights, state = session.weights_to_use(), session.state()
+    if not session.ranks.first:
+        return
     about = About(
         corpus=store.manifest.name,
         rule=store.manifest.rule,
@@ -196,9 +214,9 @@ def save(session: Session, run: RunFolder, store: Store, validation: Measured | 
         run.checkpoint_at(session.step),
         config=session.config,
         about=about,
-        weights=session.weights_to_use(),
+        weights=weights,
         tokenizer=store.tokenizer,
-        training=session.state(),
+        training=state,
     )
     if best and loss is not None:
         run.set_best(session.step, loss_nats=loss)

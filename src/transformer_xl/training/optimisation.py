@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transformer_xl.config import TrainingConfig
+from transformer_xl.training.ranks import full
 
 EMBEDDINGS = ("vocabulary.tables.", "vocabulary.output_tables.")
 PLATEAU_FACTOR = 0.5
@@ -65,7 +66,7 @@ def learning_rate(training: TrainingConfig, *, update: int) -> float:
 def gradient_norm(model: nn.Module, *, clip: float) -> float:
     """The norm of all gradients together, which are scaled down to `clip` where it is larger. Not finite where any of them is not."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
+    norm = full(torch.nn.utils.get_total_norm(gradients))
     if clip and bool(torch.isfinite(norm)):
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
     return float(norm)

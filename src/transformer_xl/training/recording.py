@@ -12,23 +12,29 @@ from typing import Any
 from transformer_xl import __version__
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.files import write_json, write_text
+from transformer_xl.training.ranks import Ranks
 
 
 class Metrics:
-    """metrics.jsonl, one JSON object a line, and the same as TensorBoard events where tensorboard is installed."""
+    """metrics.jsonl, one JSON object a line, and the same as TensorBoard events where tensorboard is installed. Written by rank 0."""
 
-    def __init__(self, run: RunFolder, *, from_step: int) -> None:
+    def __init__(self, run: RunFolder, *, from_step: int, ranks: Ranks) -> None:
         self.path = run.metrics
+        self._writing = ranks.first
+        self._events: Any = None
+        if not self._writing:
+            return
         # Lines of steps that a resumed run will take again are dropped: each step stands there once.
         kept = [line for line in read_metrics(run.metrics) if line["step"] <= from_step]
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
-        self._events: Any = None
         with contextlib.suppress(ImportError):
             from torch.utils.tensorboard.writer import SummaryWriter
 
             self._events = SummaryWriter(str(run.tensorboard), purge_step=from_step + 1)
 
     def write(self, kind: str, *, step: int, **values: float) -> None:
+        if not self._writing:
+            return
         with self.path.open("a") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         if self._events is not None:
@@ -49,8 +55,10 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def write_environment(run: RunFolder, *, command: str) -> None:
-    """On what, and by which words, this run was made."""
+def write_environment(run: RunFolder, *, command: str, ranks: Ranks) -> None:
+    """On what, and by which words, this run was made. Written by rank 0."""
+    if not ranks.first:
+        return
     import numpy
     import torch
 
@@ -63,6 +71,8 @@ def write_environment(run: RunFolder, *, command: str) -> None:
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
+        "ranks": ranks.count,
+        "parallel": ranks.parallel,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
     write_json(run.environment, facts)

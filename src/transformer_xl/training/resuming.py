@@ -13,6 +13,7 @@ from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_json
 from transformer_xl.progress import say
+from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.session import Session
 
 MUST_STAY = (
@@ -29,31 +30,44 @@ MUST_STAY = (
 """Fields of `training`, beside all of `model`, that what is saved was made by. The others may change when a run goes on, and it is said."""
 
 
-def start_or_resume(run: RunFolder, config: RunConfig, *, store: Store, resume: str, device: torch.device) -> Session:
+def start_or_resume(
+    run: RunFolder, config: RunConfig, *, store: Store, resume: str, device: torch.device, ranks: Ranks = ALONE
+) -> Session:
     """`resume`: "auto" goes on where the run stopped, if it has begun; "false" refuses if it has; else the checkpoint to go on from."""
-    session = Session.fresh(config, store=store, device=device)
-    checkpoint = None
-    if resume == "false":
-        if run.steps():
-            raise CheckpointError(f"{run.path} already holds a run; go on with --resume auto, or choose another --run")
-    elif resume == "auto":
-        checkpoint = newest_sound_checkpoint(run)
-    else:
-        path = Path(resume)
-        checkpoint = path if (path / CHECKSUMS).is_file() else newest_sound_checkpoint(RunFolder(path))
-        if checkpoint is None:
-            raise CheckpointError(f"{resume} holds no checkpoint to go on from; name a run or one of its checkpoints")
-        verify(checkpoint)
+    session = Session.fresh(config, store=store, device=device, ranks=ranks)
+    checkpoint = ranks.from_first(lambda: checkpoint_to_go_on_from(run, resume))
     if checkpoint is not None:
         check_same_run(read_config(checkpoint / "config.json"), config, checkpoint)
         if not same_tokenizer(checkpoint, store.folder):
             raise CheckpointError(
                 f"{store.folder} has another vocabulary than {checkpoint} was trained on; give the data it began with"
             )
-        session.restore(read_training_state(checkpoint), weights=load_file(checkpoint / "model.safetensors"))
+        state = read_training_state(checkpoint)
+        session.restore(state, weights=load_file(checkpoint / "model.safetensors"))
         say(f"going on from step {session.step} ({checkpoint})")
-    write_json(run.config, asdict(config))
+        if (saved := state.values.get("ranks", 1)) != ranks.count:
+            say(
+                f"going on with {ranks.count} rank{'s' * (ranks.count > 1)} where {saved} saved: each lane keeps its place and memory, but the random"
+                " states of dropout are drawn anew from the seed, so weights are no longer bit-identical"
+            )
+    if ranks.first:
+        write_json(run.config, asdict(config))
     return session
+
+
+def checkpoint_to_go_on_from(run: RunFolder, resume: str) -> Path | None:
+    if resume == "auto":
+        return newest_sound_checkpoint(run)
+    if resume == "false":
+        if run.steps():
+            raise CheckpointError(f"{run.path} already holds a run; go on with --resume auto, or choose another --run")
+        return None
+    path = Path(resume)
+    checkpoint = path if (path / CHECKSUMS).is_file() else newest_sound_checkpoint(RunFolder(path))
+    if checkpoint is None:
+        raise CheckpointError(f"{resume} holds no checkpoint to go on from; name a run or one of its checkpoints")
+    verify(checkpoint)
+    return checkpoint
 
 
 def newest_sound_checkpoint(run: RunFolder) -> Path | None:

@@ -1,10 +1,13 @@
 """Everything that changes while a model is trained, in one place, so that a stopped run can go on bit by bit as if it had not been stopped."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
@@ -17,6 +20,7 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.evaluation import Figures
 from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model
 from transformer_xl.training.optimisation import Average, build_optimiser
+from transformer_xl.training.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +46,16 @@ class Window:
 class Session:
     config: RunConfig
     device: torch.device
+    ranks: Ranks
     model: AnyModel
+    wrapped: nn.Module
+    """What a step calls: the model, or that which exchanges its gradients with other ranks."""
     optimiser: Optimizer
     scaler: GradScaler
     lanes: Lanes | SentenceLanes
     average: Average
     memories: list[AnyMemory | None]
-    """One for each micro-batch."""
+    """One for each micro-batch of this rank."""
     step: int = 0
     tokens: int = 0
     """Tokens scored so far."""
@@ -62,15 +69,22 @@ class Session:
     window: Window = field(default_factory=Window)
 
     @classmethod
-    def fresh(cls, config: RunConfig, *, store: Store, device: torch.device) -> "Session":
+    def fresh(cls, config: RunConfig, *, store: Store, device: torch.device, ranks: Ranks = ALONE) -> "Session":
         torch.manual_seed(config.training.seed)
-        model = build_model(config.model).to(device)
+        model = build_model(config.model).train()
+        if ranks.parallel != "fsdp":  # which moves a layer at a time, for the whole may not fit
+            model = model.to(device)
         if isinstance(model, TransformerXL):
             model.recompute = config.training.checkpoint_activations
+        wrapped = ranks.wrap(model, device=device)
+        if not ranks.first:
+            torch.manual_seed(ranks.seed(config.training.seed, step=0))
         return cls(
             config=config,
             device=device,
-            model=model.train(),
+            ranks=ranks,
+            model=model,
+            wrapped=wrapped,
             optimiser=build_optimiser(model, config.training),
             scaler=GradScaler(device.type, enabled=config.training.precision == "float16"),
             lanes=_lanes(config, store),
@@ -79,20 +93,38 @@ class Session:
         )
 
     def weights_to_use(self) -> dict[str, Tensor]:
-        return {**self.model.state_dict(), **self.average.weights}
+        """Whole on rank 0, with the help of all."""
+        weights = {**self.model.state_dict(), **self.average.weights}
+        return {name: self.ranks.whole(value) for name, value in weights.items()}
+
+    @contextmanager
+    def model_to_use(self) -> Iterator[AnyModel]:
+        """For rank 0, with the help of all: the model with `weights_to_use`, which under fsdp is a second one that is not sharded."""
+        if self.ranks.parallel != "fsdp":
+            with self.average.in_place(self.model):
+                yield self.model
+            return
+        weights = self.weights_to_use()
+        with torch.device("meta"):
+            model = build_model(self.config.model)
+        if self.ranks.first:
+            model.load_state_dict({name: value.to(self.device) for name, value in weights.items()}, assign=True)
+        yield model
 
     def state(self) -> TrainingState:
-        tensors: dict[str, Tensor] = {"random.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        """Whole on rank 0, with the help of all; the same files whatever the number of ranks."""
+        whole = self.ranks.whole
+        tensors: dict[str, Tensor] = {}
+        for kind, own in self._random_states().items():
+            for rank, state in enumerate(self.ranks.gather(own)):
+                tensors[_of_rank(kind, rank)] = state
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimiser.state.get(parameter, {}).items():
-                tensors[f"optimiser.{key}.{name}"] = value.contiguous()
+                tensors[f"optimiser.{key}.{name}"] = whole(value).contiguous()
             if self.average.weights:  # then model.safetensors holds the averages, and the weights themselves stand here
-                tensors[f"weights.{name}"] = parameter.detach().contiguous()
-        for part, memory in enumerate(self.memories):
-            if memory is not None:
-                tensors |= {f"memory.{part}.{name}": value for name, value in memory.tensors().items()}
+                tensors[f"weights.{name}"] = whole(parameter.detach()).contiguous()
+        for part, memory in enumerate(self._memories_of_all_lanes()):
+            tensors |= {f"memory.{part}.{name}": value for name, value in memory.tensors().items()}
         values: dict[str, Any] = {
             "step": self.step,
             "tokens": self.tokens,
@@ -105,6 +137,8 @@ class Session:
             "lanes": self.lanes.state(),
             "scaler": self.scaler.state_dict(),
         }
+        if self.ranks.count > 1:
+            values["ranks"] = self.ranks.count
         return TrainingState(tensors=tensors, values=values)
 
     def restore(self, state: TrainingState, *, weights: dict[str, Tensor]) -> None:
@@ -114,19 +148,23 @@ class Session:
             own = {
                 name.removeprefix("weights."): value for name, value in tensors.items() if name.startswith("weights.")
             }
-            self.model.load_state_dict(own or weights)
-            self.average.weights = {name: value.to(self.device) for name, value in weights.items()} if own else {}
+            parameters, share = dict(self.model.named_parameters()), self.ranks.share
+            self.model.load_state_dict(
+                {name: share(value, like=parameters.get(name)) for name, value in (own or weights).items()}
+            )
+            self.average.weights = (
+                {name: share(value, like=parameters[name]).to(self.device) for name, value in weights.items()}
+                if own
+                else {}
+            )
             self.average.count = values["average_count"]
-            for name, parameter in self.model.named_parameters():
+            for name, parameter in parameters.items():
                 self.optimiser.state[parameter] = {
-                    key.split(".")[1]: value.to(self.device)
+                    key.split(".")[1]: share(value, like=parameter).to(self.device)
                     for key, value in tensors.items()
                     if key.startswith("optimiser.") and key.split(".", 2)[2] == name
                 }
-            for part in range(len(self.memories)):
-                prefix = f"memory.{part}."
-                saved = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-                self.memories[part] = self.model.memory_kind.from_tensors(saved).to(self.device) if saved else None
+            self._take_memories(tensors)
             self.step, self.tokens, self.seconds = values["step"], values["tokens"], values["seconds"]
             self.skipped, self.rate_scale, self.best_nats = values["skipped"], values["rate_scale"], values["best_nats"]
             self.window = Window(**values["window"])
@@ -134,13 +172,64 @@ class Session:
                 self.lanes.restore(values["lanes"])
             if self.scaler.is_enabled():
                 self.scaler.load_state_dict(values["scaler"])
-            torch.set_rng_state(tensors["random.cpu"])
-            if self.device.type == "cuda":
-                torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+            if values.get("ranks", 1) == self.ranks.count:
+                torch.set_rng_state(tensors[_of_rank("random.cpu", self.ranks.rank)])
+                if self.device.type == "cuda":
+                    torch.cuda.set_rng_state(tensors[_of_rank("random.cuda", self.ranks.rank)], self.device)
+            else:
+                torch.manual_seed(self.ranks.seed(self.config.training.seed, step=self.step))
         except (KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(
                 f"the training state does not fit this configuration ({error}); start a new run"
             ) from None
+
+    def _random_states(self) -> dict[str, Tensor]:
+        states = {"random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            states["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
+
+    def _memories_of_all_lanes(self) -> list[AnyMemory]:
+        """In the micro-batches of one process: lanes stand in the files in their own order, whichever rank has them."""
+        own = [memory for memory in self.memories if memory is not None]
+        if self.ranks.count == 1 or not own:
+            return own
+        gathered = {
+            name: torch.cat(self.ranks.gather(value)) if value.dim() else value
+            for name, value in _joined(own).tensors().items()
+        }
+        memory = self.model.memory_kind.from_tensors(gathered)
+        return [memory.select(rows.tolist()) for rows in np.array_split(np.arange(memory.lanes), len(own))]
+
+    def _take_memories(self, tensors: dict[str, Tensor]) -> None:
+        """This rank's lanes of the memory in the files."""
+        saved: list[AnyMemory] = []
+        for part in range(len(self.memories)):
+            prefix = f"memory.{part}."
+            named = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+            saved += [self.model.memory_kind.from_tensors(named)] if named else []
+        if not saved:
+            self.memories = [None] * len(self.memories)
+            return
+        if self.ranks.count > 1:
+            memory = _joined(saved)
+            deal = np.array_split(self.ranks.rows(memory.lanes), len(self.memories))
+            saved = [memory.select(rows.tolist()) for rows in deal]
+        self.memories = [memory.to(self.device) for memory in saved]
+
+
+def _of_rank(kind: str, rank: int) -> str:
+    """Rank 0's random state has the name that one process gives it."""
+    return f"{kind}.{rank}" if rank else kind
+
+
+def _joined(memories: list[AnyMemory]) -> AnyMemory:
+    """The lanes of several, one after the other."""
+    parts = [memory.tensors() for memory in memories]
+    named = {
+        name: torch.cat([part[name] for part in parts]) if value.dim() else value for name, value in parts[0].items()
+    }
+    return type(memories[0]).from_tensors(named)
 
 
 def _lanes(config: RunConfig, store: Store) -> Lanes | SentenceLanes:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_xl.config import TrainingConfig
 from transformer_xl.data.segments import Segment
-from transformer_xl.model import NOT_A_TARGET, AnyMemory, Output, RecurrentState
+from transformer_xl.model import NOT_A_TARGET, AnyMemory, AnyModel, Output, RecurrentState
 from transformer_xl.training.optimisation import gradient_norm, learning_rate, set_rate
 from transformer_xl.training.session import Session
 
@@ -28,7 +28,7 @@ class Update:
 
 
 def take_step(session: Session, segment: Segment) -> Update:
-    training, model, optimiser = session.config.training, session.model, session.optimiser
+    training, model, optimiser, ranks = session.config.training, session.model, session.optimiser, session.ranks
     fed, scored = segment.tokens.shape[1], segment.targets.shape[1]
     tokens = int((segment.targets != NOT_A_TARGET).sum())
     rate = learning_rate(training, update=session.step) * session.rate_scale
@@ -39,7 +39,8 @@ def take_step(session: Session, segment: Segment) -> Update:
     optimiser.zero_grad(set_to_none=True)
     nats = 0.0
     memories: list[AnyMemory | None] = []
-    for part, rows in enumerate(np.array_split(np.arange(len(segment.tokens)), training.accumulation)):
+    for part, rows in enumerate(np.array_split(ranks.rows(len(segment.tokens)), training.accumulation)):
+        ranks.exchange_gradients(session.wrapped, now=part == training.accumulation - 1)
         starts_BT = segment.document_starts[rows]
         memory = session.memories[part]
         if memory is not None and training.reset_memory_at_documents:
@@ -47,26 +48,40 @@ def take_step(session: Session, segment: Segment) -> Update:
         with torch.autocast(
             session.device.type, dtype=PRECISIONS.get(training.precision), enabled=training.precision in PRECISIONS
         ):
-            output = model(
+            output = session.wrapped(
                 torch.from_numpy(segment.tokens[rows]).to(session.device),
                 targets_BT=torch.from_numpy(segment.targets[rows]).to(session.device),
                 memory=memory,
                 overlap=min(training.context, fed),
                 progress=session.step / training.steps,
             )
-        objective = output.loss_BT.sum() / max(1, tokens) + extra_losses(output, training) / training.accumulation
+        # The mean over the tokens of all lanes; gradients are averaged over the ranks, so each gives as many times its share.
+        mean = output.loss_BT.sum() / (max(1, tokens) / ranks.count)
+        objective = mean + extra_losses(output, training) / training.accumulation
         session.scaler.scale(objective).backward()
         nats += float(output.loss_BT.detach().sum())
         memories.append(forgetting_documents(output.memory, starts_BT, training))
 
+    if ranks.count > 1:
+        leave_tails_without_targets(model, segment.targets)
     session.scaler.unscale_(optimiser)
     norm = gradient_norm(model, clip=training.clip)
-    taken = math.isfinite(nats) and math.isfinite(norm)
+    nats, broken = ranks.total(nats, not math.isfinite(norm))
+    taken = math.isfinite(nats) and not broken
     if taken:
         session.scaler.step(optimiser)
         session.memories = memories
     session.scaler.update()
     return Update(nats=nats, tokens=tokens, norm=norm, rate=rate, taken=taken)
+
+
+def leave_tails_without_targets(model: AnyModel, targets_BT: np.ndarray) -> None:
+    """What no lane of any rank has used gets no gradient at all, as in one process: a gradient of 0 would still move it, by its momentum."""
+    edges = model.config.cluster_edges
+    for cluster in range(1, model.config.clusters):
+        if not ((targets_BT >= edges[cluster]) & (targets_BT < edges[cluster + 1])).any():
+            for weight in model.vocabulary.weights_of_tail(cluster):
+                weight.grad = None
 
 
 def extra_losses(output: Output[AnyMemory], training: TrainingConfig) -> Tensor:

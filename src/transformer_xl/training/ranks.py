@@ -1,0 +1,221 @@
+"""Training on more than one device: who this process is among the others, and how they exchange what must be the same everywhere.
+
+Every rank owns consecutive lanes and their memory, and has the whole model (ddp) or its share of every tensor (fsdp):
+
+    rank 0   lanes 0 1 2 3   micro-batches 0 1 | 2 3      gradients are exchanged after the last micro-batch;
+    rank 1   lanes 4 5 6 7   micro-batches 4 5 | 6 7      what is written, rank 0 writes
+
+One process is the case of one rank: everything here is then a no-op, and nothing is imported for it.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from transformer_xl.config import RunConfig
+from transformer_xl.errors import ConfigError, TransformerXLError
+from transformer_xl.model import AnyModel, Recurrent
+from transformer_xl.progress import be_quiet
+
+Parallel = Literal["ddp", "fsdp"]
+Value = TypeVar("Value")
+
+LONGEST_WAIT = timedelta(days=1)
+"""The others wait while rank 0 validates. A rank that died is not waited for: its connections close, and torchrun stops the others."""
+
+
+class RankLost(TransformerXLError):
+    """Another process of this run is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    rank: int = 0
+    count: int = 1
+    parallel: Parallel | None = None
+    """None where there is only one."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that talks and writes."""
+        return self.rank == 0
+
+    # --- what is this rank's
+
+    def device(self, name: str) -> torch.device:
+        if self.count > 1 and name == "cuda":
+            return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        return torch.device(name)
+
+    def rows(self, lanes: int) -> np.ndarray:
+        share = lanes // self.count
+        return np.arange(self.rank * share, (self.rank + 1) * share)
+
+    def seed(self, seed: int, *, step: int) -> int:
+        """Each rank draws its own dropout, from `step` on, unlike any other rank's."""
+        return int(np.random.SeedSequence([seed, self.rank, step]).generate_state(1)[0])
+
+    def check(self, config: RunConfig) -> None:
+        training, parts = config.training, self.count * config.training.accumulation
+        if training.lanes % parts:
+            raise ConfigError(
+                f"training.lanes: {training.lanes} lanes cannot be dealt to {self.count} ranks in {training.accumulation}"
+                f" micro-batches each; make it a multiple of {parts}"
+            )
+        if self.parallel == "fsdp" and config.model.recurrent:
+            raise ConfigError(
+                "--parallel fsdp shards the layers of a Transformer-XL; train a recurrent model with --parallel ddp"
+            )
+
+    # --- the model
+
+    def wrap(self, model: AnyModel, *, device: torch.device) -> nn.Module:
+        """What to call instead of `model`, whose gradients are then the mean over the ranks. fsdp also shards `model` itself."""
+        if self.count == 1:
+            return model
+        model.vocabulary.every_tail = True  # a rank without a target in some tail must still take part in its exchange
+        if self.parallel == "ddp":
+            return self._replicate(model, device=device)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(device.type, (self.count,))
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        # The losses leave as a view, and FSDP2 warns that nobody may change one in place; nobody does.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+        return model
+
+    def _replicate(self, model: AnyModel, *, device: torch.device) -> nn.Module:
+        # Al-Rfou's classifier of the token after next has nothing to do in a segment of one token.
+        unused = not isinstance(model, Recurrent) and bool(model.auxiliary_classifiers)
+        wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
+        # DDP lays out its buckets anew after its first backward pass, which changes the order in which three or more ranks are added. Done
+        # here, with nothing to learn, so that the first step after resuming adds in the order of a step in the middle.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            nothing_11 = torch.zeros(1, 1, dtype=torch.int64, device=device)
+            wrapped(nothing_11, targets_BT=nothing_11).loss_BT.sum().backward()
+        model.zero_grad(set_to_none=True)
+        return wrapped
+
+    def exchange_gradients(self, wrapped: nn.Module, *, now: bool) -> None:
+        """Whether the next backward pass exchanges gradients, or only adds them up here."""
+        if isinstance(wrapped, DistributedDataParallel):
+            wrapped.require_backward_grad_sync = now
+        elif self.parallel == "fsdp":
+            wrapped.set_requires_gradient_sync(now)  # type: ignore[operator]
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The whole of a sharded tensor on rank 0; every rank must ask, and the others keep nothing."""
+        if self.parallel != "fsdp":
+            return tensor
+        everything = full(tensor)
+        return everything.cpu() if self.first else torch.empty(0)
+
+    def share(self, value: Tensor, *, like: Tensor | None) -> Tensor:
+        """What this rank holds of `value`, if it is sharded as `like`."""
+        if self.parallel != "fsdp" or like is None or value.dim() == 0:
+            return value
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(like, DTensor)
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+    # --- what the ranks tell each other
+
+    def total(self, *values: float) -> list[float]:
+        if self.count == 1:
+            return list(values)
+        summed = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(summed)
+        return summed.tolist()
+
+    def highest(self, value: int) -> int:
+        if self.count == 1:
+            return value
+        found = torch.tensor(value)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return int(found)
+
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        """What rank 0 makes, for all."""
+        if self.count == 1:
+            return make()
+        made: list[Value | None] = [make() if self.first else None]
+        dist.broadcast_object_list(made, src=0, device=torch.device("cpu"))
+        return made[0]  # type: ignore[return-value]
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """On rank 0 those of all ranks, which have one shape; the others get back their own."""
+        if self.count == 1:
+            return [tensor]
+        if not tensor.numel():
+            return [tensor] * self.count
+        octets = tensor.cpu().contiguous().view(torch.uint8)  # bytes travel whatever the type is
+        parts = [torch.empty_like(octets) for _ in range(self.count)] if self.first else None
+        dist.gather(octets, parts)
+        return [tensor] if parts is None else [part.view(tensor.dtype) for part in parts]
+
+
+ALONE = Ranks()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A tensor that may be sharded, whole, on every rank."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+@contextmanager
+def joined(*, parallel: Parallel, device: str) -> Iterator[Ranks]:
+    """Joins the processes that torchrun started. An error ends them all, and only the first to have one reports it."""
+    if int(os.environ["WORLD_SIZE"]) == 1:
+        yield ALONE
+        return
+    store, rank, count = next(iter(rendezvous("env://", timeout=LONGEST_WAIT)))
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=LONGEST_WAIT)
+    ranks = Ranks(rank=rank, count=count, parallel=parallel)
+    if not ranks.first:
+        be_quiet()
+    try:
+        if device == "cuda":
+            torch.cuda.set_device(ranks.device(device))
+        elif device != "cpu":
+            raise ConfigError(f"--device {device} is one device, and each rank takes its own; give cpu or cuda")
+        yield ranks
+        ranks.highest(
+            0
+        )  # all leave together: torchrun takes one that leaves with a signal's code for a failure, and stops the others
+    except Exception as error:
+        if not _first_to_speak(store):
+            raise SystemExit(2) from None
+        if _is_lost_connection(error):
+            raise RankLost(
+                "another rank is gone, so this one stops too; the same command goes on from the newest checkpoint"
+                " (torchrun --max-restarts N does so by itself)"
+            ) from None
+        raise
+    dist.destroy_process_group()
+
+
+def _first_to_speak(store: Any) -> bool:
+    try:
+        return bool(store.add("spoken", 1) == 1)
+    except RuntimeError:  # whoever kept the store is gone, and has said why
+        return False
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
