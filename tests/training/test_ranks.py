@@ -1,12 +1,14 @@
 """Training on two ranks is training on one: real torchrun processes on gloo, from the same words that people type."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,14 @@ from transformer_xl.checkpoint import RunFolder
 from transformer_xl.cli import main
 from transformer_xl.config import EvaluationConfig, RecurrentConfig, RunConfig
 from transformer_xl.data.store import Store
+from transformer_xl.errors import ConfigError
 from transformer_xl.training import loop, train
+from transformer_xl.training.ranks import Ranks
 from transformer_xl.training.recording import read_metrics
 from transformer_xl.training.session import Session
+from transformer_xl.training.step import take_step
+
+pytestmark = pytest.mark.timeout(900)  # each launch of torchrun loads torch three times
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -103,7 +110,7 @@ def test_the_comparison_covers_what_it_should(deterministic, word_store, one_ran
     edges, unused = deterministic.model.cluster_edges, set()
     for _ in range(50):
         targets = session.lanes.next().targets
-        for low, high in zip(edges[1:], edges[2:], strict=False):
+        for low, high in pairwise(edges[1:]):
             there = ((targets >= low) & (targets < high)).any(1)
             unused.add((bool(there[:2].any()), bool(there[2:].any())))
     assert unused == {(False, False), (False, True), (True, False), (True, True)}
@@ -144,3 +151,141 @@ def test_two_ranks_then_one_then_two_go_on_alike(deterministic, word_store, one_
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr.count("going on with 2 ranks where 1 saved") == 1
     assert_close(folder, one_rank)
+
+
+@pytest.fixture(scope="module")
+def random_config() -> RunConfig:
+    return replace(
+        SMALL,
+        model=replace(SMALL.model, dropout=0.2, locked_dropout=("embedding", "output")),
+        training=replace(
+            SMALL.training,
+            accumulation=2,
+            variable_segments=True,
+            average="ema",
+            steps=120,
+            save_every=10,
+            validate_every=0,
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(random_config, byte_store, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    answer = launch(random_config, byte_store, folder)
+    assert answer.returncode == 0, answer.stderr
+    return folder
+
+
+def test_each_rank_draws_its_own_dropout(uninterrupted):
+    state = load_file(checkpoint_of(uninterrupted) / "training.safetensors")
+    assert not torch.equal(state["random.cpu"], state["random.cpu.1"])
+
+
+def wait_for(found, process: subprocess.Popen, said: Path) -> None:
+    while not found():
+        assert process.poll() is None, said.read_text()
+        time.sleep(0.01)
+
+
+def children_of(process: subprocess.Popen) -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks' processes in /proc")
+def test_after_a_killed_rank_torchrun_goes_on_to_the_same_bits(random_config, byte_store, uninterrupted, tmp_path):
+    folder, said = tmp_path / "run", tmp_path / "said"
+    run = RunFolder(folder)
+    launcher = [*TORCHRUN, "--max-restarts", "3", "-m", "--"]
+    with (
+        said.open("w") as stderr,
+        subprocess.Popen(
+            [*launcher, *command(random_config, byte_store, folder)],
+            env=environment(),
+            stderr=stderr,
+            stdout=subprocess.DEVNULL,
+        ) as process,
+    ):
+        wait_for(run.steps, process, said)
+        (second,) = children_of(process) - {int(run.lock.read_text())}
+        os.kill(second, signal.SIGKILL)
+        wait_for(lambda: "going on from step" in said.read_text(), process, said)
+        resumed_from = run.steps()[-1]
+        wait_for(lambda: run.steps()[-1] > resumed_from, process, said)
+        os.kill(int(run.lock.read_text()), signal.SIGKILL)  # rank 0, who holds the lock
+        assert process.wait() == 0, said.read_text()
+    steps = [int(line.split()[4]) for line in said.read_text().splitlines() if line.startswith("going on from step")]
+    assert len(steps) == 2
+    assert 0 < steps[0] < steps[1] < 120
+    assert final_bytes(folder) == final_bytes(uninterrupted)
+
+
+def test_sigterm_saves_once_and_the_same_command_goes_on_to_the_same_bits(
+    random_config, byte_store, uninterrupted, tmp_path
+):
+    folder, said = tmp_path / "run", tmp_path / "said"
+    with (
+        said.open("w") as stderr,
+        subprocess.Popen(
+            [*TORCHRUN, "-m", "--", *command(random_config, byte_store, folder)], env=environment(), stderr=stderr
+        ) as process,
+    ):
+        wait_for(RunFolder(folder).steps, process, said)
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    assert said.read_text().count("stopped at step") == 1
+    stopped_at = RunFolder(folder).steps()[-1]
+    assert f"stopped at step {stopped_at} and saved" in said.read_text()
+    assert stopped_at < 120
+    answer = launch(random_config, byte_store, folder)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.count(f"going on from step {stopped_at}") == 1
+    assert final_bytes(folder) == final_bytes(uninterrupted)
+
+
+def test_recurrent_models_train_on_two_ranks(byte_store, tmp_path):
+    config = replace(
+        SMALL,
+        model=RecurrentConfig(vocabulary=256, cell="lstm", n_layer=2, d_model=16, d_hidden=20),
+        training=replace(SMALL.training, log_every=1, validate_every=0, save_every=0),
+        evaluation=EvaluationConfig(segment=12),
+    )
+    answer = launch(config, byte_store, tmp_path / "two")
+    assert answer.returncode == 0, answer.stderr
+    train(config, store=byte_store, folder=tmp_path / "one")
+    assert_close(tmp_path / "two", tmp_path / "one")
+    with pytest.raises(ConfigError, match="train a recurrent model with --parallel ddp"):
+        Ranks(count=2, parallel="fsdp").check(config)
+
+
+def test_lanes_that_cannot_be_dealt_are_one_sentence(byte_store, tmp_path):
+    config = replace(SMALL, training=replace(SMALL.training, lanes=6, accumulation=2))
+    answer = launch(config, byte_store, tmp_path / "run")
+    assert answer.returncode != 0
+    sentence = (
+        "txl: training.lanes: 6 lanes cannot be dealt to 2 ranks in 2 micro-batches each; make it a multiple of 4"
+    )
+    assert answer.stderr.count(sentence) == 1
+    assert answer.stderr.count("txl: ") == 1
+    assert "exitcode  : 2 " in answer.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_ranks_are_asked_for_by_torchrun(byte_store, capsys):
+    assert main(["train", "demo", "--data", str(byte_store.folder), "--run", "x", "--parallel", "fsdp"]) == 2
+    assert "start them with: torchrun --nproc-per-node N" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("elsewhere", [(math.nan, 0.0), (1.0, 1.0)])
+def test_what_is_not_finite_on_another_rank_is_skipped_here_too(elsewhere, byte_store):
+    class TwoRanks(Ranks):
+        def total(self, *values):
+            return [mine + other for mine, other in zip(values, elsewhere, strict=True)]
+
+    session = Session.fresh(SMALL, store=byte_store, device=torch.device("cpu"))
+    session.ranks = TwoRanks()
+    before = torch.nn.utils.parameters_to_vector(session.model.parameters()).clone()
+    assert not take_step(session, session.lanes.next()).taken
+    assert session.memories == [None]
+    assert torch.equal(before, torch.nn.utils.parameters_to_vector(session.model.parameters()))
