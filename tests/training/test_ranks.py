@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from small_run import SMALL
@@ -22,7 +24,7 @@ from transformer_xl.config import EvaluationConfig, RecurrentConfig, RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.errors import ConfigError
 from transformer_xl.training import loop, train
-from transformer_xl.training.ranks import Ranks
+from transformer_xl.training.ranks import Ranks, only_this_attempt
 from transformer_xl.training.recording import read_metrics
 from transformer_xl.training.session import Session
 from transformer_xl.training.step import take_step
@@ -187,6 +189,29 @@ def uninterrupted(random_config, byte_store, tmp_path_factory) -> Path:
 def test_each_rank_draws_its_own_dropout(uninterrupted):
     state = load_file(checkpoint_of(uninterrupted) / "training.safetensors")
     assert not torch.equal(state["random.cpu"], state["random.cpu.1"])
+
+
+@pytest.mark.parametrize("second", [[0, 1], [1, 0]])
+def test_what_a_dead_attempt_left_in_the_store_is_not_taken_for_the_living(second, tmp_path):
+    def addresses_found(arriving: list[int], attempt: str) -> dict[int, str]:
+        """Two ranks arrive one after the other; each leaves its address and asks for the other's."""
+        found: dict[int, str] = {}
+
+        def arrive(rank: int) -> None:
+            store = only_this_attempt(dist.FileStore(str(tmp_path / "store"), -1), rank=rank, count=2)
+            store.set(f"address of {rank}", f"{rank} in the {attempt}")
+            found[rank] = store.get(f"address of {1 - rank}").decode()
+
+        threads = [threading.Thread(target=arrive, args=(rank,), daemon=True) for rank in arriving]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join(timeout=20)
+        return found
+
+    assert addresses_found([0, 1], "first") == {0: "1 in the first", 1: "0 in the first"}
+    assert addresses_found(second, "second") == {0: "1 in the second", 1: "0 in the second"}
 
 
 def wait_for(found, process: subprocess.Popen, said: Path) -> None:

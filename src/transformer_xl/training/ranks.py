@@ -9,17 +9,20 @@ One process is the case of one rank: everything here is then a no-op, and nothin
 """
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
+from uuid import uuid4
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,6 +36,7 @@ Value = TypeVar("Value")
 
 LONGEST_WAIT = timedelta(days=1)
 """The others wait while rank 0 validates. A rank that died is not waited for: its connections close, and torchrun stops the others."""
+POLLING_SECONDS = 0.01
 
 
 class RankLost(TransformerXLError):
@@ -183,7 +187,8 @@ def joined(*, parallel: Parallel, device: str) -> Iterator[Ranks]:
     if int(os.environ["WORLD_SIZE"]) == 1:
         yield ALONE
         return
-    store, rank, count = next(iter(rendezvous("env://", timeout=LONGEST_WAIT)))
+    shared, rank, count = next(iter(rendezvous("env://", timeout=LONGEST_WAIT)))
+    store = only_this_attempt(shared, rank=rank, count=count)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=LONGEST_WAIT)
     ranks = Ranks(rank=rank, count=count, parallel=parallel)
@@ -195,9 +200,7 @@ def joined(*, parallel: Parallel, device: str) -> Iterator[Ranks]:
         elif device != "cpu":
             raise ConfigError(f"--device {device} is one device, and each rank takes its own; give cpu or cuda")
         yield ranks
-        ranks.highest(
-            0
-        )  # all leave together: torchrun takes one that leaves with a signal's code for a failure, and stops the others
+        ranks.highest(0)  # all leave together: torchrun stops the others once one has left with a signal's code
     except Exception as error:
         if not _first_to_speak(store):
             raise SystemExit(2) from None
@@ -208,6 +211,26 @@ def joined(*, parallel: Parallel, device: str) -> Iterator[Ranks]:
             ) from None
         raise
     dist.destroy_process_group()
+
+
+def only_this_attempt(store: Store, *, rank: int, count: int) -> Store:
+    """torchrun keeps one store through its restarts, and addresses that a dead attempt left in it would be taken for the living's: ranks then wait
+    for each other for ever. So rank 0 names the attempt, each other rank answers with a name of its own, and is told that it was heard."""
+    mine = uuid4().hex
+    if rank == 0:
+        store.set("attempt", mine)
+        for other in range(1, count):
+            while not (answer := store.get(f"answer of {other}").decode()).startswith(mine):
+                time.sleep(POLLING_SECONDS)
+            store.set(f"heard from {other}", answer)
+        return PrefixStore(mine, store)
+    while True:
+        attempt = store.get("attempt").decode()
+        store.set(f"answer of {rank}", attempt + mine)
+        heard = f"heard from {rank}"
+        if store.check([heard]) and store.get(heard).decode() == attempt + mine:
+            return PrefixStore(attempt, store)
+        time.sleep(POLLING_SECONDS)
 
 
 def _first_to_speak(store: Any) -> bool:
