@@ -8,7 +8,7 @@ import transformer_xl
 SOURCE = Path(transformer_xl.__file__).parent
 FLOORS = [
     {"errors"},
-    {"config", "presets", "files", "progress", "pictures"},
+    {"config", "presets", "files", "progress", "pictures", "native"},
     {"data", "model"},
     {"checkpoint"},
     {"interop", "inference"},

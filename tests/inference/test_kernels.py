@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from small_models import build
+from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
 from transformer_xl.inference import Engine, kernels
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import TransformerXL
 
-needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")
 
 
 def without_kernels(model, **arguments):
@@ -125,28 +126,27 @@ def test_int8_reads_its_rounded_weights_everywhere():
 def test_without_a_compiler_reading_goes_on(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     try:
-        kernels.library.cache_clear()
+        native.library.cache_clear()
         monkeypatch.setenv("CXX", "no-such-compiler")
-        assert kernels.library() is None
+        assert native.library() is None
         assert Engine(build(memory=3)).read(torch.tensor([[1, 2]])).shape == (1, 2, build().config.d_model)
-        kernels.library.cache_clear()
+        native.library.cache_clear()
         broken = tmp_path / "broken"
-        broken.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: nothing works' >&2\nexit 1\n")
+        broken.write_text("#!/bin/sh\necho 'inference.cpp:1: error: nothing works' >&2\nexit 1\n")
         broken.chmod(0o755)
         monkeypatch.setenv("CXX", str(broken))
-        assert kernels.library() is None
-        assert "could not be built (kernels.cpp:1: error: nothing works)" in capsys.readouterr().err
+        assert native.library() is None
+        assert "could not be built (inference.cpp:1: error: nothing works)" in capsys.readouterr().err
         assert not list((tmp_path / "transformer_xl").iterdir())  # nothing half-made is left
     finally:
-        kernels.library.cache_clear()
+        native.library.cache_clear()
 
 
 @needs_compiler
 def test_the_source_compiles_without_a_warning(tmp_path):
-    flags = [
-        flag for flag in kernels.FLAGS if flag != "-O3"
-    ]  # -Wall asks about the source, and -O0 answers in a second
-    command = ["c++", *flags, "-Wall", "-Wextra", "-Werror", str(kernels.SOURCE), "-o", str(tmp_path / "kernels.so")]
+    flags = [flag for flag in native.FLAGS if flag != "-O3"]  # -Wall asks about the source, and -O0 answers in a second
+    sources = [str(path) for path in sorted(native.FOLDER.glob("*.cpp"))]
+    command = ["c++", *flags, "-Wall", "-Wextra", "-Werror", *sources, "-o", str(tmp_path / "kernels.so")]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
 

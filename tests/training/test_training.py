@@ -131,7 +131,7 @@ def poison(monkeypatch, *, where, at):
         if where == "loss":
             forward = session.model.vocabulary.loss
             with monkeypatch.context() as patch:
-                patch.setattr(session.model.vocabulary, "loss", lambda *a: forward(*a) * math.nan)
+                patch.setattr(session.model.vocabulary, "loss", lambda *a, **more: forward(*a, **more) * math.nan)
                 return take_step(session, segment)
         hook = session.model.vocabulary.bias_V.register_hook(lambda gradient: gradient * math.nan)
         try:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer_xl.inference import Engine
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.attention import hidden_keys
+from transformer_xl.model.attention import Sight
 from transformer_xl.model.encodings import Distances
 
 
@@ -35,10 +35,8 @@ class WindowReader:
         hidden_BTD = self._lower.read(tokens_BT)
         if T not in self._distances:
             self._distances = {T: self.model.encoding.distances(T)[-1]}
-        hidden_11S = hidden_keys(memory=T - 1, segment=1, valid_B=None, visible_distance=None, device=tokens_BT.device)
+        sight = Sight(memory=T - 1, segment=1, valid_B=None, visible_distance=None, device=tokens_BT.device)
         # To the last layer all positions but one are memory: that one asks, and nothing is computed for the others but keys and values.
         last = self.model.layers[-1]
-        answer_B1D: Tensor = last(
-            hidden_BTD[:, -1:], hidden_BTD[:, :-1], self._distances[T], hidden_11S, self.model.attend
-        )
+        answer_B1D: Tensor = last(hidden_BTD[:, -1:], hidden_BTD[:, :-1], self._distances[T], sight, self.model.attend)
         return answer_B1D[:, 0]

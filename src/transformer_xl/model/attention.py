@@ -5,6 +5,8 @@ query with every key, through a view (Appendix B, without the pad and the copy).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -74,6 +76,34 @@ def attend(
     score_BHTS = score_BHTS.masked_fill(hidden_BTS[:, None], float("-inf"))
     probability_BHTS = dropout(torch.softmax(score_BHTS, dim=-1))
     return probability_BHTS.to(value_BHSK.dtype) @ value_BHSK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """Which keys each query of a segment may look at."""
+
+    memory: int
+    """How many of the keys are memory."""
+    segment: int
+    valid_B: Tensor | None
+    """How many positions of each lane's memory are real; None: all."""
+    visible_distance: int | None
+    device: torch.device
+
+    @cached_property
+    def hidden_BTS(self) -> Tensor:
+        """True where a query must not look; see `hidden_keys`."""
+        return hidden_keys(
+            memory=self.memory,
+            segment=self.segment,
+            valid_B=self.valid_B,
+            visible_distance=self.visible_distance,
+            device=self.device,
+        )
+
+    def lowest_B(self, lanes: int) -> Tensor:
+        """The first key of each lane that is real."""
+        return torch.zeros(lanes, dtype=torch.int64) if self.valid_B is None else self.memory - self.valid_B
 
 
 def hidden_keys(

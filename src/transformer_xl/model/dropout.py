@@ -1,8 +1,14 @@
 """Dropout where the original has it, each either drawn anew for every position or locked over time (variational)."""
 
+import ctypes
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from transformer_xl import native
 
 
 class Dropout(nn.Module):
@@ -16,13 +22,46 @@ class Dropout(nn.Module):
         if not self.training or self.rate == 0.0:
             return values
         if not self.locked:
-            return F.dropout(values, self.rate)
+            return dropped(values, self.rate)
         shape = list(values.shape)
         shape[time_axis] = 1
         return values * F.dropout(values.new_ones(shape), self.rate)
 
     def extra_repr(self) -> str:
         return f"{self.rate}{', locked' if self.locked else ''}"
+
+
+def dropped(values: Tensor, rate: float) -> Tensor:
+    """As torch's dropout in training. The kernels draw a mask in a tenth of its time, and draw it again in the backward pass instead of keeping it."""
+    if not native.usable(values):
+        return F.dropout(values, rate)
+    result: Tensor = _Drop.apply(values.contiguous(), rate, draw_seed())  # type: ignore[no-untyped-call]
+    return result
+
+
+def draw_seed() -> int:
+    """From torch's generator, so that a resumed run draws what it would have drawn."""
+    return int(torch.randint(1 << 62, ()).item())
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rate: float, seed: int) -> Tensor:
+        ctx.rate, ctx.seed = rate, seed
+        return _drop(values, rate, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _drop(gradient.contiguous(), ctx.rate, ctx.seed), None, None
+
+
+def _drop(values: Tensor, rate: float, seed: int) -> Tensor:
+    result = torch.empty_like(values)
+    count = ctypes.c_int64(values.numel())
+    places = (native.at(values), native.at(result), count, ctypes.c_double(rate), ctypes.c_uint64(seed))
+    native.call("drop", values.dtype, *places)
+    return result
 
 
 def word_dropout(tokens_BT: Tensor, *, rate: float, vocabulary: int, like: Tensor) -> Tensor:

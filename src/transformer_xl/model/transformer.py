@@ -6,18 +6,22 @@ segment            . . . . | 0 1 2 3     keys and values come from both, queries
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model.attention import attend, hidden_keys
+from transformer_xl.model.attention import Sight
+from transformer_xl.model.attention import attend as torch_attend
 from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.encodings import Distances, build_encoding
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.native_attention import native_attend
 from transformer_xl.model.protocol import NOT_A_TARGET, Output, check_segment
 from transformer_xl.model.vocabulary import Vocabulary
 
@@ -47,13 +51,34 @@ class Layer(nn.Module):
         hidden_BTD: Tensor,
         memory_BMD: Tensor,
         distances: Distances,
-        hidden_BTS: Tensor,
+        sight: Sight,
         attend: Callable[..., Tensor],
     ) -> Tensor:
-        B, T, H, K = *hidden_BTD.shape[:2], self.config.n_head, self.config.d_head
         pre = self.config.norm != "post"
+        if attend is torch_attend and self._compiled(hidden_BTD, distances):
+            mixed_BTX = self._attend_natively(hidden_BTD, memory_BMD, distances, sight)
+        else:
+            mixed_BTX = self._attend(hidden_BTD, memory_BMD, distances, sight, attend)
+        hidden_BTD = hidden_BTD + self.dropout["attention_output"](self.attention_output(mixed_BTX), 1)
+        if not pre:
+            hidden_BTD = self.attention_norm(hidden_BTD)
+        inner_BTF = F.relu(self.inner(self.feed_forward_norm(hidden_BTD) if pre else hidden_BTD))
+        outer_BTD = self.outer(self.dropout["inner"](inner_BTF, 1))
+        hidden_BTD = hidden_BTD + self.dropout["feed_forward"](outer_BTD, 1)
+        return hidden_BTD if pre else self.feed_forward_norm(hidden_BTD)
+
+    def _attend(
+        self,
+        hidden_BTD: Tensor,
+        memory_BMD: Tensor,
+        distances: Distances,
+        sight: Sight,
+        attend: Callable[..., Tensor],
+    ) -> Tensor:
+        """[B, T, H*K] with torch's own operations, or with another attention."""
+        B, T, H, K = *hidden_BTD.shape[:2], self.config.n_head, self.config.d_head
         source_BSD = torch.cat([memory_BMD, hidden_BTD], dim=1) if memory_BMD.shape[1] else hidden_BTD
-        if pre:
+        if self.config.norm != "post":
             source_BSD = self.attention_norm(source_BSD)
         asking_BTD = source_BSD[:, -T:] if self.config.norm == "pre" else hidden_BTD
         key_BHSK, value_BHSK = self.key_value(source_BSD).view(B, -1, 2, H, K).permute(2, 0, 3, 1, 4)
@@ -62,17 +87,41 @@ class Layer(nn.Module):
             key_BHSK,
             value_BHSK,
             distances=distances,
-            hidden_BTS=hidden_BTS,
+            hidden_BTS=sight.hidden_BTS,
             dropout=lambda probability_BHTS: self.dropout["attention"](probability_BHTS, 2),
         )
-        mixed_BTD = self.attention_output(mixed_BHTK.transpose(1, 2).reshape(B, T, H * K))
-        hidden_BTD = hidden_BTD + self.dropout["attention_output"](mixed_BTD, 1)
-        if not pre:
-            hidden_BTD = self.attention_norm(hidden_BTD)
-        inner_BTF = F.relu(self.inner(self.feed_forward_norm(hidden_BTD) if pre else hidden_BTD))
-        outer_BTD = self.outer(self.dropout["inner"](inner_BTF, 1))
-        hidden_BTD = hidden_BTD + self.dropout["feed_forward"](outer_BTD, 1)
-        return hidden_BTD if pre else self.feed_forward_norm(hidden_BTD)
+        return mixed_BHTK.transpose(1, 2).reshape(B, T, H * K)
+
+    def _attend_natively(self, hidden_BTD: Tensor, memory_BMD: Tensor, distances: Distances, sight: Sight) -> Tensor:
+        """The same by the compiled kernels. Memory and segment are projected apart: no gradient is computed for what memory was made of."""
+        B, T, H, K = *hidden_BTD.shape[:2], self.config.n_head, self.config.d_head
+        pre = self.config.norm == "pre"
+        source_BTD, kept_BMD = (
+            self.attention_norm(part) if pre and part.shape[1] else part for part in (hidden_BTD, memory_BMD)
+        )
+        assert distances.relative_key_HSK is not None
+        mixed_BTHK = native_attend(
+            self.query(source_BTD).view(B, T, H, K),
+            self.key_value(kept_BMD).view(B, -1, 2, H, K) if kept_BMD.shape[1] else kept_BMD.new_empty(B, 0, 2, H, K),
+            self.key_value(source_BTD).view(B, T, 2, H, K),
+            distances.relative_key_HSK.transpose(0, 1),
+            distances.content_bias_HK,
+            distances.position_bias_HK,
+            lowest_B=sight.lowest_B(B),
+            visible_distance=sight.visible_distance,
+            dropout=self._attention_dropout.rate if self.training else 0.0,
+        )
+        return mixed_BTHK.view(B, T, H * K)
+
+    @property
+    def _attention_dropout(self) -> Dropout:
+        return cast(Dropout, self.dropout["attention"])
+
+    def _compiled(self, hidden_BTD: Tensor, distances: Distances) -> bool:
+        """Whether the kernels have what this layer needs: distances with keys of their own, and no dropout mask held over time."""
+        locked = self.training and self._attention_dropout.locked and self._attention_dropout.rate > 0
+        plain = distances.relative_key_HSK is not None and distances.distance_bias_HS is None and not locked
+        return plain and not torch.is_autocast_enabled(hidden_BTD.device.type) and native.usable(hidden_BTD)
 
 
 class TransformerXL(nn.Module):
@@ -83,7 +132,7 @@ class TransformerXL(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.attend: Callable[..., Tensor] = attend
+        self.attend: Callable[..., Tensor] = torch_attend
         """Which attention runs; `reference.reference_attend` gives the same answer slowly."""
         self.recompute = False
         """Activation checkpointing: the backward pass computes each layer again instead of keeping what is inside it."""
@@ -148,16 +197,22 @@ class TransformerXL(nn.Module):
         memory = self._take(memory, lanes=B)
         M = memory.length
         valid_B = memory.valid_B if memory.ragged else None
-        hidden_BTS = hidden_keys(
-            memory=M, segment=T, valid_B=valid_B, visible_distance=self.config.visible_distance, device=tokens_BT.device
+        sight = Sight(
+            memory=M,
+            segment=T,
+            valid_B=valid_B,
+            visible_distance=self.config.visible_distance,
+            device=tokens_BT.device,
         )
         distances = self.encoding.distances(M + T)
-        hidden_BTD = self.embedding_dropout(self.encoding.enter_first(self.vocabulary.embed(tokens_BT)), 1)
+        gradient = None if targets_BT is None else self.vocabulary.table_gradient(tokens_BT)
+        embedded_BTD = self.vocabulary.embed(tokens_BT, gradient=gradient)
+        hidden_BTD = self.embedding_dropout(self.encoding.enter_first(embedded_BTD), 1)
         inputs, intermediate = [], []
         for number, layer in enumerate(self.layers):
             inputs.append(hidden_BTD)
             hidden_BTD = self.encoding.enter(hidden_BTD, layer=number)
-            arguments = (hidden_BTD, memory.layers[number], distances[number], hidden_BTS, self.attend)
+            arguments = (hidden_BTD, memory.layers[number], distances[number], sight, self.attend)
             if self.recompute and torch.is_grad_enabled():
                 hidden_BTD = checkpoint(layer, *arguments, use_reentrant=False)
             else:
@@ -172,7 +227,7 @@ class TransformerXL(nn.Module):
             return Output(loss_BT=None, hidden_BTD=hidden_BTD, memory=new_memory)
         scored_BTD = hidden_BTD[:, T - targets_BT.shape[1] :]
         return Output(
-            loss_BT=self.vocabulary.loss(scored_BTD, targets_BT),
+            loss_BT=self.vocabulary.loss(scored_BTD, targets_BT, gradient=gradient),
             hidden_BTD=hidden_BTD,
             memory=new_memory,
             auxiliary_loss=self._auxiliary_loss(intermediate[:-1], scored_BTD, targets_BT, progress),

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer_xl.config import VocabularyConfig
+from transformer_xl.model.adaptive_loss import TableGradient, adaptive_loss, embed_rows
 from transformer_xl.model.dropout import word_dropout
 from transformer_xl.model.protocol import NOT_A_TARGET
 
+MANY_WORDS = 20_000
+"""From so many on, a tied table gets its gradient in one piece: each further one of its size costs more than the products themselves."""
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """As F.linear; an engine gives its own, which reads the same matrices faster."""
 
@@ -65,10 +68,21 @@ class Vocabulary(nn.Module):
 
     # --- in
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
+    def table_gradient(self, tokens_BT: Tensor) -> TableGradient | None:
+        """For a pass that embeds and scores: hand it to both. None where the table is small, not shared, or not learning."""
+        config = self.config
+        shared = self.one_table and config.tie_embeddings and not config.has_projection(0)
+        learns = torch.is_grad_enabled() and self.tables[0].requires_grad
+        # Under autocast the products are in another type than the table, which autograd sees to.
+        plain = not torch.is_autocast_enabled(tokens_BT.device.type)
+        return TableGradient() if shared and learns and plain and config.vocabulary >= MANY_WORDS else None
+
+    def embed(self, tokens_BT: Tensor, *, gradient: TableGradient | None = None) -> Tensor:
         """[B, T, D], scaled as the kind of model has it; the output side uses the same tables unscaled."""
         config = self.config
-        if self.one_table:
+        if gradient is not None:
+            embedded_BTD = embed_rows(tokens_BT, table_VE=self.tables[0], gradient=gradient)
+        elif self.one_table:
             embedded_BTD = self._project_in(0, F.embedding(tokens_BT, self.tables[0]))
         else:
             embedded_BTD = self._embed_clusters(tokens_BT)
@@ -101,10 +115,21 @@ class Vocabulary(nn.Module):
 
     # --- out
 
-    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor, *, linear: Linear = F.linear) -> Tensor:
+    def loss(
+        self,
+        hidden_BTD: Tensor,
+        targets_BT: Tensor,
+        *,
+        linear: Linear = F.linear,
+        gradient: TableGradient | None = None,
+    ) -> Tensor:
         """[B, T] in nats, in token order. A tail is computed for its own targets only."""
         config, edges = self.config, self.config.cluster_edges
         hidden_PD, target_P = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), targets_BT.reshape(-1)
+        if gradient is not None:
+            tails = {"tail_weight_CE": self.tail_weight_CE, "tail_bias_C": self.tail_bias_C}
+            shared = {"table_VE": self.tables[0], "bias_V": self.bias_V, "gradient": gradient}
+            return adaptive_loss(hidden_PD, target_P, edges=edges, **shared, **tails).view(targets_BT.shape)  # type: ignore[arg-type]
         column_P = target_P
         for cluster in range(1, config.clusters):
             in_tail_P = (target_P >= edges[cluster]) & (target_P < edges[cluster + 1])

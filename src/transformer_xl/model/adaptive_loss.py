@@ -1,0 +1,142 @@
+"""The loss of a softmax over one large table that the input reads too, with one gradient for the whole table.
+
+Left to autograd, each cluster's slice would be given a gradient of the table's full size, mostly zeros, the input's rows another, and these would be
+added up: for the paper's 267,735 words 439 MB each. Here every row is written once:
+
+    backward   loss: writes all rows into one tensor, and keeps it     embedding: adds the rows that were read, and hands it over
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from transformer_xl.model.protocol import NOT_A_TARGET
+
+
+class TableGradient:
+    """What the losses of one pass have found for the table, until the embedding of the same pass takes it."""
+
+    found_VE: Tensor | None = None
+
+    def add(self, gradient_VE: Tensor) -> None:
+        self.found_VE = gradient_VE if self.found_VE is None else self.found_VE.add_(gradient_VE)
+
+
+def embed_rows(tokens_BT: Tensor, *, table_VE: Tensor, gradient: TableGradient) -> Tensor:
+    """[B, T, E]. What `adaptive_loss` leaves in `gradient` reaches the table through here."""
+    rows_BTE: Tensor = _Rows.apply(table_VE, tokens_BT, gradient)  # type: ignore[no-untyped-call]
+    return rows_BTE
+
+
+def adaptive_loss(
+    hidden_PE: Tensor,
+    target_P: Tensor,
+    *,
+    table_VE: Tensor,
+    bias_V: Tensor,
+    tail_weight_CE: Tensor | None,
+    tail_bias_C: Tensor | None,
+    edges: tuple[int, ...],
+    gradient: TableGradient,
+) -> Tensor:
+    """[P] in nats; 0 where the target is none. `hidden_PE` stands in the table's own width, and comes from `embed_rows` with the same `gradient`."""
+    loss_P: Tensor = _AdaptiveLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_PE, table_VE.detach(), bias_V, tail_weight_CE, tail_bias_C, target_P, edges, gradient
+    )
+    return loss_P
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table_VE: Tensor, tokens_BT: Tensor, gradient: TableGradient) -> Tensor:
+        ctx.save_for_backward(tokens_BT)
+        ctx.shape, ctx.gradient = table_VE.shape, gradient
+        return table_VE.index_select(0, tokens_BT.reshape(-1)).view(*tokens_BT.shape, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTE: Tensor) -> tuple[Tensor, None, None]:
+        (tokens_BT,) = ctx.saved_tensors
+        found_VE, ctx.gradient.found_VE = ctx.gradient.found_VE, None
+        if found_VE is None:
+            found_VE = gradient_BTE.new_zeros(ctx.shape)
+        return found_VE.index_add_(0, tokens_BT.reshape(-1), gradient_BTE.flatten(0, 1)), None, None
+
+
+class _AdaptiveLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_PE: Tensor,
+        table_VE: Tensor,
+        bias_V: Tensor,
+        tail_weight_CE: Tensor | None,
+        tail_bias_C: Tensor | None,
+        target_P: Tensor,
+        edges: tuple[int, ...],
+        gradient: TableGradient,
+    ) -> Tensor:
+        head = edges[1]
+        column_P = target_P.clone()
+        places = []
+        for cluster in range(1, len(edges) - 1):
+            place_P = ((target_P >= edges[cluster]) & (target_P < edges[cluster + 1])).nonzero().squeeze(1)
+            column_P[place_P] = head + cluster - 1
+            places.append(place_P)
+        scored_P = target_P != NOT_A_TARGET
+        logits_PH = hidden_PE.new_empty(len(hidden_PE), head + len(places))
+        torch.addmm(bias_V[:head], hidden_PE, table_VE[:head].t(), out=logits_PH[:, :head])
+        if tail_weight_CE is not None and tail_bias_C is not None:
+            torch.addmm(tail_bias_C, hidden_PE, tail_weight_CE.t(), out=logits_PH[:, head:])
+        loss_P, head_PH = _cross_entropy(logits_PH, column_P.clamp(min=0))
+        loss_P = loss_P * scored_P
+        tails = []
+        for cluster, place_P in enumerate(places, start=1):
+            low, high = edges[cluster : cluster + 2]
+            logits_PV = torch.addmm(bias_V[low:high], hidden_PE[place_P], table_VE[low:high].t())
+            tail_loss_P, tail_PV = _cross_entropy(logits_PV, target_P[place_P] - low)
+            loss_P = loss_P.index_add(0, place_P, tail_loss_P)
+            tails.append(tail_PV)
+        ctx.save_for_backward(hidden_PE, table_VE, tail_weight_CE, scored_P, head_PH, *places, *tails)
+        ctx.edges, ctx.gradient = edges, gradient
+        return loss_P
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_P: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_PE, table_VE, tail_weight_CE, scored_P, head_PH, *rest = ctx.saved_tensors
+        edges, count = ctx.edges, len(rest) // 2
+        places, tails = rest[:count], rest[count:]
+        head = edges[1]
+        table_gradient_VE, bias_gradient_V = torch.empty_like(table_VE), table_VE.new_zeros(len(table_VE))
+        weighted_PH = head_PH * (gradient_P * scored_P)[:, None]
+        own_PH, tail_PC = weighted_PH[:, :head], weighted_PH[:, head:]
+        hidden_gradient_PE = own_PH @ table_VE[:head]
+        torch.mm(own_PH.t(), hidden_PE, out=table_gradient_VE[:head])
+        bias_gradient_V[:head] = own_PH.sum(0)
+        for cluster, (place_P, tail_PV) in enumerate(zip(places, tails, strict=True), start=1):
+            low, high = edges[cluster : cluster + 2]
+            if not len(place_P):
+                table_gradient_VE[low:high] = 0
+                continue
+            weighted_PV = tail_PV * gradient_P[place_P, None]
+            hidden_gradient_PE.index_add_(0, place_P, weighted_PV @ table_VE[low:high])
+            torch.mm(weighted_PV.t(), hidden_PE[place_P], out=table_gradient_VE[low:high])
+            bias_gradient_V[low:high] = weighted_PV.sum(0)
+        ctx.gradient.add(table_gradient_VE)
+        if tail_weight_CE is None:
+            return hidden_gradient_PE, None, bias_gradient_V, *(None,) * 5
+        hidden_gradient_PE.addmm_(tail_PC, tail_weight_CE)
+        tail_gradients = (tail_PC.t() @ hidden_PE, tail_PC.sum(0))
+        return hidden_gradient_PE, None, bias_gradient_V, *tail_gradients, None, None, None
+
+
+def _cross_entropy(logits_PV: Tensor, column_P: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses, and the losses' gradients by the logits: probabilities minus one at the target."""
+    log_PV = torch.log_softmax(logits_PV, dim=-1)
+    loss_P = -log_PV.gather(1, column_P[:, None]).squeeze(1)
+    probability_PV = log_PV.exp_()
+    probability_PV.scatter_add_(1, column_P[:, None], -torch.ones_like(loss_P)[:, None])
+    return loss_P, probability_PV
