@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from transformer_xl.benchmarks import children, environment, measure
 from transformer_xl.benchmarks.children import BenchmarkError, Child, Run, take_turns
+from transformer_xl.benchmarks.entrants import entrants
+from transformer_xl.benchmarks.training import largest_difference
 from transformer_xl.benchmarks.workloads import Workload, work_of_step, work_of_window, workloads
 from transformer_xl.cli import main
 
@@ -63,6 +65,22 @@ def test_sliding_is_compared_with_memory(capsys):
         assert (row["ratio_to_sliding"] is not None) == (implementation == "exact")
 
 
+def test_training_is_checked_and_timed(capsys):
+    rows = check_rows(bench(capsys, "training"))
+    assert len(rows) == 2
+    assert all(row["checked_against"] == "formula" for row in rows.values())
+
+
+def test_other_gradients_are_noticed_before_any_timing():
+    mine = {"losses": torch.ones(3), "weight": torch.tensor([1.0, 1e-3])}
+    told = {"workload": "w", "name": "formula"}
+    assert largest_difference(mine, {**mine, "losses": torch.full((3,), 1 + 1e-5)}, **told) == pytest.approx(1e-5, 0.1)
+    with pytest.raises(BenchmarkError, match="weight differs from that of formula by"):
+        largest_difference(mine, {**mine, "weight": torch.tensor([1.0, 1.5e-3])}, **told)
+    with pytest.raises(BenchmarkError, match="formula has a gradient of bias, and we have none"):
+        largest_difference(mine, {**mine, "bias": torch.ones(1)}, **told)
+
+
 @pytest.mark.skipif(
     not environment.huggingface_environment().exists(),
     reason="takes minutes to install; made by: txl bench evaluation --against huggingface --scale tiny",
@@ -89,7 +107,7 @@ def test_evaluation_prints_a_table_that_says_it_is_tiny(capsys):
 def test_other_weights_are_noticed_before_any_timing(tmp_path):
     """One process is given a model of which a single tensor was changed a little."""
     workload = workloads("generation", scale="tiny")[1]
-    table = measure.entrants(workload, against_huggingface=False)
+    table = entrants(workload, against_huggingface=False)
     exact = {"exact": table["exact"]}
     with (
         children.children({}, names={"exact": "exact", "forward": "forward"}) as processes,
@@ -229,7 +247,9 @@ def test_the_plot_shows_whether_a_long_text_is_slower(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["training"], "invalid choice"),
+        (["reading"], "invalid choice"),
+        (["generation", "--preset", "enwik8-12l"], "--preset: enwik8-12l is for txl bench training"),
+        (["training", "--preset", "tiny-lstm"], "preset tiny-lstm is no Transformer-XL"),
         (["generation", "--rounds", "0"], "--rounds: 0 is too few"),
         (["generation", "--tokens", "5"], "give --plot FILE"),
         (["sliding", "--plot", "a.png"], "our own generation alone"),

@@ -25,16 +25,14 @@ from transformer_xl.benchmarks.children import (
     take_turns,
     timed,
 )
+from transformer_xl.benchmarks.entrants import Entrant, entrants
 from transformer_xl.benchmarks.environment import huggingface_python
+from transformer_xl.benchmarks.training import check_training
 from transformer_xl.benchmarks.workloads import (
     FORMULAS,
-    MANY_LANES,
     Kind,
     Scale,
-    Work,
     Workload,
-    work_of_step,
-    work_of_window,
     workloads,
 )
 from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface
@@ -60,18 +58,6 @@ class Machine:
     """Best of several large matrix products."""
     bytes_per_second: float
     """Best of several readings of a large buffer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entrant:
-    """Who takes part in a workload, and what it is asked to do."""
-
-    implementation: str
-    lanes: int
-    mode: str
-    checked_against: str
-    must_agree: bool
-    work: Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +97,9 @@ class Result:
         }
 
 
-def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool) -> Result:
+def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool, preset: str | None = None) -> Result:
     pythons = {"huggingface": huggingface_python()} if against_huggingface else {}
-    chosen = workloads(kind, scale=scale)
+    chosen = workloads(kind, scale=scale, preset=preset)
     taking_part = [entrants(workload, against_huggingface=against_huggingface) for workload in chosen]
     # One process for each, kept from workload to workload; those that only check are among them.
     names = {key: entrant.implementation for table in taking_part for key, entrant in table.items()}
@@ -132,7 +118,8 @@ def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool)
         for workload, table in zip(chosen, taking_part, strict=True):
             advance(0, note=workload.name)
             with model_folder(workload) as folder:
-                differences = open_and_check(workload, table, processes, folder=folder)
+                check = check_training if kind == "training" else open_and_check
+                differences = check(workload, table, processes, folder=folder)
             turns = {
                 key: partial(
                     timed,
@@ -154,40 +141,6 @@ def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool)
         row(key, workload, table, found, machine, said) for workload, table, found, said in measured for key in table
     ]
     return Result(kind=kind, scale=scale, rounds=rounds, machine=machine, rows=rows)
-
-
-def entrants(workload: Workload, *, against_huggingface: bool) -> dict[str, Entrant]:
-    """By the name of their process. Everybody is checked against Hugging Face, or without it against our model's own forward."""
-    reference = "huggingface" if against_huggingface else "forward"
-    mode = "generation" if workload.kind == "generation" else "evaluation"
-
-    def entrant(implementation: str, *, lanes: int = 1, weight_bytes: int = 4) -> Entrant:
-        return Entrant(
-            implementation=implementation,
-            lanes=lanes,
-            mode=mode,
-            checked_against="" if implementation == reference else reference,
-            must_agree=implementation != "int8",
-            work=work_of_step(workload, lanes=lanes, weight_bytes=weight_bytes),
-        )
-
-    table = {"exact": entrant("exact")}
-    if workload.kind == "generation":
-        table["int8"] = entrant("int8", weight_bytes=1)
-    if workload.many_lanes:
-        table["many lanes"] = entrant("exact", lanes=MANY_LANES)
-    if workload.kind == "sliding":
-        table["window"] = Entrant(
-            implementation="window",
-            lanes=1,
-            mode="generation",
-            checked_against="plain window",
-            must_agree=True,
-            work=work_of_window(workload),
-        )
-    if against_huggingface:
-        table["huggingface"] = entrant("huggingface")
-    return table
 
 
 @contextmanager
@@ -313,7 +266,7 @@ def row(
     limit = entrant.work.limit_seconds(
         flops_per_second=machine.flops_per_second, bytes_per_second=machine.bytes_per_second
     )
-    tokens_of_a_step = entrant.lanes * (workload.segment if entrant.mode == "evaluation" else 1)
+    tokens_of_a_step = entrant.lanes * (1 if entrant.mode == "generation" else workload.segment)
     to = {
         "huggingface": "huggingface" in table and key in ("exact", "int8", "huggingface"),
         "one_lane": key == "many lanes",
@@ -325,7 +278,7 @@ def row(
         middle, low, high = spread(found.ratios(key, others[name])) if asked else (None, None, None)
         ratios |= {f"ratio_to_{name}": middle, f"ratio_to_{name}_spread": (low, high) if asked else None}
     return Row(
-        workload=f"{workload.name}, {entrant.lanes} lanes" if entrant.lanes > 1 else workload.name,
+        workload=f"{workload.name}, {entrant.lanes} lanes" if key == "many lanes" else workload.name,
         implementation=entrant.implementation,
         tokens_per_second=speed,
         spread=(slowest, fastest),

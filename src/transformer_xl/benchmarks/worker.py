@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PACKAGES = {"huggingface": ("transformers.models.transfo_xl.modeling_transfo_xl",)}
 OUR_PACKAGES = ("transformer_xl.inference", "transformer_xl.interop.huggingface", "transformer_xl.benchmarks.window")
 """Imported while all the processes start, that is at the same time."""
+LEARNING_RATE, CLIP = 2.5e-4, 0.25
 FILLED_AT_ONCE = 128
 """Tokens read together while the memory is filled, by those who make everything anew for each segment."""
 
@@ -167,6 +168,82 @@ class Window:
         raise NotImplementedError
 
 
+class Trainer(Protocol):
+    """One that trains: losses and gradients of a segment for checking, steps for timing."""
+
+    def losses_and_gradients(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Without dropout: the loss of every token after the first given those before it, and gradients of their sum by Hugging Face's names."""
+
+    def step(self, tokens_BT: Tensor) -> None:
+        """Forward, backward, clip, Adam; the memory is carried on."""
+
+
+class OurTrainer:
+    def __init__(self, folder: Path, *, dropout: float, formula: bool) -> None:
+        """`formula`: the paper's terms spelled out, and autograd's own gradients."""
+        self.model = our_model(folder, dropout=dropout)
+        if formula:
+            from transformer_xl.model.reference import reference_attend
+
+            self.model.attend = reference_attend
+            self.model.vocabulary.table_gradient = lambda tokens_BT: None  # type: ignore[method-assign]
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
+        self.memory: Any = None
+
+    def losses_and_gradients(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        from transformer_xl.interop.huggingface import weights_to_huggingface
+
+        self.model.eval()
+        loss_BT = self.model(tokens_BT, targets_BT=shifted(tokens_BT), memory=self.memory).loss_BT
+        loss_BT.sum().backward()
+        gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+        named = weights_to_huggingface(gradients, self.model.config)  # type: ignore[arg-type]
+        self.optimiser.zero_grad()
+        return loss_BT[:, :-1].detach(), named
+
+    def step(self, tokens_BT: Tensor) -> None:
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        output = self.model(tokens_BT, targets_BT=shifted(tokens_BT), memory=self.memory)
+        output.loss_BT.mean().backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimiser.step()
+        self.memory = output.memory
+
+
+class HuggingFaceTrainer:
+    def __init__(self, folder: Path, *, dropout: float) -> None:
+        transformers = import_module("transformers")
+        self.model = transformers.TransfoXLLMHeadModel.from_pretrained(folder, dropout=dropout)
+        self.model.crit.keep_order = True  # or its losses come out by cluster
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
+        self.mems: Any = None
+
+    def losses_and_gradients(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        self.model.eval()
+        output = self.model(tokens_BT, labels=tokens_BT, mems=self.mems)
+        output.losses.sum().backward()
+        gradients = {
+            name: parameter.grad for name, parameter in self.model.named_parameters() if parameter.grad is not None
+        }
+        self.optimiser.zero_grad()
+        return output.losses.detach(), gradients
+
+    def step(self, tokens_BT: Tensor) -> None:
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        output = self.model(tokens_BT, labels=tokens_BT, mems=self.mems)
+        output.losses.mean().backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimiser.step()
+        self.mems = output.mems
+
+
+def shifted(tokens_BT: Tensor) -> Tensor:
+    """Each token's target is the next; the last has none, as in Hugging Face's loss."""
+    return torch.cat([tokens_BT[:, 1:], torch.full_like(tokens_BT[:, :1], -1)], dim=1)
+
+
 def build(name: str, folder: Path, *, lanes: int, top_k: int, segment: int) -> Implementation:
     match name:
         case "huggingface":
@@ -187,13 +264,15 @@ def everything(log_probability_BV: Tensor) -> tuple[Tensor, Tensor]:
     return log_probability_BV, torch.arange(log_probability_BV.shape[-1]).expand_as(log_probability_BV)
 
 
-def our_model(folder: Path) -> "TransformerXL":
+def our_model(folder: Path, *, dropout: float = 0.0) -> "TransformerXL":
+    from dataclasses import replace
+
     from safetensors.torch import load_file
 
     from transformer_xl.interop.huggingface import config_from_huggingface, weights_from_huggingface
     from transformer_xl.model import TransformerXL
 
-    config = config_from_huggingface(json.loads((folder / "config.json").read_text()))
+    config = replace(config_from_huggingface(json.loads((folder / "config.json").read_text())), dropout=dropout)
     model = TransformerXL(config)
     model.load_state_dict(weights_from_huggingface(load_file(folder / "model.safetensors"), config), strict=True)
     return model.eval()
@@ -206,7 +285,9 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.implementation: Implementation | None = None
+        self.trainer: Trainer | None = None
 
+    @torch.inference_mode()
     def open(
         self, *, folder: str, lanes: int, top_k: int, segment: int, vocabulary: int, text: list[int]
     ) -> dict[str, object]:
@@ -218,6 +299,32 @@ class Worker:
         self.token_B1 = torch.full((lanes, 1), text[-1])
         return {}
 
+    def open_training(
+        self, *, folder: str, lanes: int, segment: int, dropout: float, edges: list[int], shares: list[float]
+    ) -> dict[str, object]:
+        self.trainer = self.implementation = None
+        gc.collect()
+        self.lanes, self.segment = lanes, segment
+        self.edges_C, self.shares_C = torch.tensor(edges), torch.tensor(shares, dtype=torch.float64)
+        if self.name == "huggingface":
+            self.trainer = HuggingFaceTrainer(Path(folder), dropout=dropout)
+        else:
+            self.trainer = OurTrainer(Path(folder), dropout=dropout, formula=self.name == "formula")
+        return {}
+
+    def check_training(self, *, file: str, seed: int) -> dict[str, object]:
+        """A segment's losses and gradients, in a file; memory is what it is at a stream's start."""
+        assert self.trainer is not None
+        generator = torch.Generator().manual_seed(seed)
+        tokens_BT = self._words(generator)
+        loss_BT, gradients = self.trainer.losses_and_gradients(tokens_BT)
+        # Tables that stand under several names are written once.
+        kept = {name: value.detach().clone() for name, value in gradients.items()}
+        save_file({"losses": loss_BT.contiguous(), **{name: value.contiguous() for name, value in kept.items()}}, file)
+        forget_peak_memory()
+        return {}
+
+    @torch.inference_mode()
     def check(self, *, mode: str, tokens: list[int], file: str) -> dict[str, object]:
         """The last lane's answer: all lanes were given the same."""
         implementation = self._opened()
@@ -235,6 +342,10 @@ class Worker:
         return {}
 
     def run(self, *, mode: str, steps: int) -> dict[str, object]:
+        return self._train(steps) if mode == "training" else self._read(mode, steps)
+
+    @torch.inference_mode()
+    def _read(self, mode: str, steps: int) -> dict[str, object]:
         implementation = self._opened()
         generator = torch.Generator().manual_seed(steps)
         text_BT = torch.randint(self.vocabulary, (self.lanes, steps * self.segment), generator=generator)
@@ -250,6 +361,25 @@ class Worker:
         memory = {"memory_mb": memory_mb("VmRSS"), "peak_memory_mb": memory_mb("VmHWM")}
         return {"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu_seconds, **memory}
 
+    def _train(self, steps: int) -> dict[str, object]:
+        assert self.trainer is not None
+        generator = torch.Generator().manual_seed(steps)
+        text = [self._words(generator) for _ in range(steps)]
+        cpu_before, started_at = time.process_time(), time.perf_counter()
+        for tokens_BT in text:
+            self.trainer.step(tokens_BT)
+        seconds, cpu_seconds = time.perf_counter() - started_at, time.process_time() - cpu_before
+        memory = {"memory_mb": memory_mb("VmRSS"), "peak_memory_mb": memory_mb("VmHWM")}
+        return {"tokens": steps * self.lanes * self.segment, "seconds": seconds, "cpu_seconds": cpu_seconds, **memory}
+
+    def _words(self, generator: torch.Generator) -> Tensor:
+        """A segment with as many words of each cluster as real text has, so that a tail is opened for as many targets."""
+        count = self.lanes * self.segment
+        cluster_P = torch.multinomial(self.shares_C, count, replacement=True, generator=generator)
+        low_P, high_P = self.edges_C[cluster_P], self.edges_C[cluster_P + 1]
+        place_P = torch.rand(count, dtype=torch.float64, generator=generator)
+        return (low_P + place_P * (high_P - low_P)).long().view(self.lanes, self.segment)
+
     def peaks(self, *, size: int, megabytes: int) -> dict[str, object]:
         """Best of several: multiply-adds of two large matrices, and reading a buffer far larger than any cache."""
         left, right = torch.randn(size, size), torch.randn(size, size)
@@ -260,7 +390,7 @@ class Worker:
         return {"flops_per_second": 2 * size**3 / multiply, "bytes_per_second": buffer.numel() * 4 / read}
 
     def close(self) -> dict[str, object]:
-        self.implementation = None
+        self.implementation = self.trainer = None
         gc.collect()
         return {}
 
@@ -299,11 +429,10 @@ def main() -> None:
     for module in PACKAGES.get(worker.name, OUR_PACKAGES):
         import_module(module)
     print("{}", file=answers, flush=True)  # ready
-    with torch.inference_mode():
-        for line in sys.stdin:
-            request = json.loads(line)
-            answer = getattr(worker, request.pop("do"))(**request)
-            print(json.dumps(answer), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answer = getattr(worker, request.pop("do"))(**request)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

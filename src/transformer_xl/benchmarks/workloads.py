@@ -4,11 +4,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.errors import ConfigError
 from transformer_xl.presets import find_preset
 
-Kind = Literal["generation", "evaluation", "sliding"]
+Kind = Literal["generation", "evaluation", "sliding", "training"]
 Scale = Literal["full", "tiny"]
 MANY_LANES = 16
+CLUSTER_SHARES = (0.936, 0.030, 0.032, 0.002)
+"""How many of WikiText-103's training tokens are in the head and in each tail of the paper's adaptive softmax."""
 SHORT_MEMORY = {"full": 128, "tiny": 6}
 PAPER_RATIOS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """How many times slower than memory the paper finds the sliding window at each attention length (Table 9)."""
@@ -28,6 +31,8 @@ class Workload:
     tail_bias: float | None = None
     many_lanes: bool = False
     """Also with many lanes at once, ours alone."""
+    batch: int = 1
+    """Lanes of a training step."""
     paper_ratio: int | None = None
 
 
@@ -47,6 +52,7 @@ FORMULAS = (
     "per step 4 [N (4 D HK + 2 D F + lanes 2 M HK + min(clamp, M) HK) + output] bytes (weights, keys and values, relative keys; int8: weights 1 byte)",
     "output D V, or D (head + tails) while the tails are shut",
     "window of W tokens: the same for W tokens with (W + 1)/2 keys each, one query in the last layer",
+    "training step of B lanes of T: 6 [N (2 B T D HK + 2 B S D HK + S D HK + 2 B T D F + 3 B T S HK) + B T output], S = M + T, output D (head + tails); words are drawn as WikiText-103's fall into the clusters: 93.6, 3.0, 3.2, 0.2 %",
     "the limit of a step is the longer of operations / matrix-multiply peak and bytes / memory-read peak",
 )
 
@@ -62,6 +68,19 @@ def work_of_step(workload: Workload, *, lanes: int, weight_bytes: int) -> Work:
         flops=2 * tokens * (matrices + per_key * (2 * keys + told_apart) + output),
         bytes=weight_bytes * (matrices + output) + 4 * per_key * (lanes * 2 * keys + told_apart),
     )
+
+
+def work_of_training(workload: Workload) -> Work:
+    """Forward, and twice as much backward; parameters read, their gradients written, and Adam's three numbers of each read and written."""
+    config, B, T = workload.config, workload.batch, workload.segment
+    D, HK, F, S = config.d_model, config.n_head * config.d_head, config.d_inner, config.memory + workload.segment
+    layer = 2 * B * T * D * HK + 2 * B * S * D * HK + S * D * HK + 2 * B * T * D * F + 3 * B * T * S * HK
+    tails = len(config.cutoffs)
+    edges, shares = config.cluster_edges, CLUSTER_SHARES[: config.clusters]
+    in_tails = sum(shares[i] * (edges[i + 1] - edges[i]) for i in range(1, tails + 1))
+    head = edges[1] + tails + in_tails
+    parameters = config.n_layer * (_layer_matrices(config) + D * HK) + D * config.vocabulary
+    return Work(flops=6 * (config.n_layer * layer + B * T * D * head), bytes=4 * 8 * parameters)
 
 
 def work_of_window(workload: Workload) -> Work:
@@ -89,7 +108,7 @@ def _output(workload: Workload) -> int:
     return config.d_model * (config.cutoffs[0] + len(config.cutoffs) if shut else config.vocabulary)
 
 
-def workloads(kind: Kind, *, scale: Scale) -> list[Workload]:
+def workloads(kind: Kind, *, scale: Scale, preset: str | None = None) -> list[Workload]:
     """Those of one word of the command. Tiny ones have the same rows and say nothing about speed."""
     characters = _ready("enwik8-12l", memory=2100, clamp_len=820)
     words = _ready("wikitext-103-standard", memory=640, clamp_len=400)
@@ -140,6 +159,39 @@ def workloads(kind: Kind, *, scale: Scale) -> list[Workload]:
                 )
                 for length in lengths
             ]
+        case "training":
+            if preset is not None:
+                run = find_preset(preset).run
+                if not isinstance(run.model, ModelConfig):
+                    raise ConfigError(f"preset {preset} is no Transformer-XL; bench training compares those")
+                name = f"train {preset} segment {run.training.segment} memory {run.model.memory} batch {run.training.lanes}"
+                model = replace(run.model, initial_memory="zeros")
+                return [
+                    Workload(name=name, kind=kind, config=model, segment=run.training.segment, batch=run.training.lanes)
+                ]
+            if scale == "tiny":
+                return [
+                    _trained(config, name=f"train tiny {config.vocabulary} words", segment=8)
+                    for config in (characters, words)
+                ]
+            words = replace(words, init_std=0.02)
+            return [
+                _trained(
+                    SMALL_CHARACTERS, name="train 5M characters segment 128 memory 128 batch 8", segment=128, batch=8
+                ),
+                _trained(words, name="train 151M wikitext-103 segment 150 memory 150 batch 2", segment=150),
+            ]
+
+
+SMALL_CHARACTERS = ModelConfig(
+    vocabulary=204, n_layer=6, d_model=256, n_head=8, d_head=32, d_inner=1024, initial_memory="zeros"
+)
+"""The character model that earlier implementations were timed on."""
+
+
+def _trained(config: ModelConfig, *, name: str, segment: int, batch: int = 2) -> Workload:
+    config = replace(config, memory=segment, clamp_len=0, same_length=False, dropout=0.1)
+    return Workload(name=name, kind="training", config=config, segment=segment, batch=batch)
 
 
 def _ready(preset: str, *, memory: int, clamp_len: int) -> ModelConfig:

@@ -3,6 +3,7 @@
     txl bench generation                          (one token after another: exact weights, int8 weights, many lanes)
     txl bench evaluation --against huggingface    (the last transformers release that has TransfoXL, in its own environment)
     txl bench sliding                             (memory against a vanilla window read anew for each token)
+    txl bench training --against huggingface      (whole steps: forward, backward, clip, Adam)
     txl bench generation --plot flat.png          (time and memory per token as the text grows)
 
 Weights are random: speed does not depend on them. --scale tiny tries everything in seconds; its figures mean nothing."""
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kind", metavar="generation|evaluation|sliding", choices=("generation", "evaluation", "sliding")
+        "kind",
+        metavar="generation|evaluation|sliding|training",
+        choices=("generation", "evaluation", "sliding", "training"),
+    )
+    parser.add_argument(
+        "--preset", metavar="P", help="training: a preset's model, segment and lanes in place of the two shapes"
     )
     parser.add_argument("--against", choices=("huggingface",), help="also another implementation, on the same weights")
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="every implementation runs once in each (5)")
@@ -37,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--rounds: {arguments.rounds} is too few; take at least 1")
     if arguments.tokens is not None and not arguments.plot:
         raise ConfigError("--tokens is the length of the text that --plot draws; give --plot FILE with it")
+    if arguments.preset and arguments.kind != "training":
+        raise ConfigError(f"--preset: {arguments.preset} is for txl bench training; leave it out")
     if arguments.plot:
         return plot(arguments)
     from transformer_xl.benchmarks.measure import measure
@@ -46,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         scale=arguments.scale,
         rounds=arguments.rounds,
         against_huggingface=arguments.against == "huggingface",
+        preset=arguments.preset,
     )
     if arguments.json:
         print(json.dumps(result.as_json(), indent=2))
