@@ -61,6 +61,7 @@ class UsageError(TransformerXLError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages: a large gradient costs a fifth
     try:
         return dispatch(words)
     except UsageError as error:
