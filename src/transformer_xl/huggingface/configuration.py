@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from transformer_xl.config import ModelConfig, RecurrentConfig, RunConfig
-from transformer_xl.config.fields import read
+from transformer_xl.config.fields import convert
 from transformer_xl.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ class TransformerXLConfig(PreTrainedConfig):
     """`model`, `training` and `evaluation` are the tables of a run's config.json, by its names; only the first says what is computed."""
 
     model_type = "transformer-xl"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (theirs is a list)
 
     model: dict[str, Any] | None = None
     training: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class TransformerXLConfig(PreTrainedConfig):
     def native(self) -> ModelConfig:
         if self.model is None:
             raise ConfigError("model: this configuration describes none; give the table `model` of a run's config.json")
-        config = read(RunConfig, {"model": self.model}, name="").model
+        config: ModelConfig | RecurrentConfig = convert(ModelConfig | RecurrentConfig, self.model, name="model")
         if isinstance(config, RecurrentConfig):
             raise ConfigError(
                 f"model.cell: the {config.cell} has no keys and values to cache, so transformers cannot run it; use transformer_xl.load"

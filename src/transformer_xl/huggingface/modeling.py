@@ -35,7 +35,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = TransformerXLConfig
     base_model_prefix = "transformer"
     accepts_loss_kwargs = True
-    _no_split_modules = ("Layer",)
+    _no_split_modules = ["Layer"]  # noqa: RUF012 (theirs is a list)
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
@@ -82,12 +82,12 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         return output if return_dict is not False else output.to_tuple()
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """A model without memory reads its last window again for every token, as the native loop does."""
+        """A model without memory reads its last window again for every token, as the native loop does. (`kwargs` is a name that generate looks for.)"""
         if self.transformer.config.remembers:
             prepared: dict[str, Any] = super().prepare_inputs_for_generation(
-                input_ids, attention_mask=attention_mask, **options
+                input_ids, attention_mask=attention_mask, **kwargs
             )
             return prepared
         shown = window_of(self.transformer.config)
