@@ -55,8 +55,15 @@ class TransformerXLHarness(LM):
         super().__init__()
         if batch_size == "auto":
             raise InputError("batch_size: 'auto' is not known here; give a number")
-        lengths = {"memory": memory, "clamp_len": clamp_len, "same_length": same_length}
-        self.loaded = load(run, **lengths, device=device or "cpu")  # type: ignore[arg-type]
+        # The harness says cuda:0 where nobody chose, whether there is one or not.
+        nobody_chose = device is None or (device.startswith("cuda") and not torch.cuda.is_available())
+        self.loaded = load(
+            run,
+            memory=memory,
+            clamp_len=clamp_len,
+            same_length=same_length,
+            device="cpu" if device is None or nobody_chose else device,
+        )
         if not self.loaded.model.config.remembers:
             raise InputError(f"{run}: a model with memory 0 sees no text before a token; give it some, such as memory=128")
         self.batch_size = int(batch_size)
@@ -119,16 +126,11 @@ class TransformerXLHarness(LM):
     # --- inside
 
     def _encoded_pair(self, context: str, continuation: str) -> tuple[tuple[int, ...], Ids]:
-        """Cut where the context's own tokens end, its last white space counted to the continuation, for tokens begin with their space."""
-        words = context.rstrip()
-        spaces = context[len(words) :]
+        """Cut where the context's own tokens end. A byte pair begins with its space, so that the context's last ones are counted to the continuation."""
+        kept = context.rstrip() if self.loaded.tokenizer.kind == "bpe" else context
         encode = self.loaded.tokenizer.encode
-        if self.loaded.tokenizer.kind in ("byte", "char"):
-            words, spaces = context, ""  # every cut is as good as another
-        if not words:
-            return tuple(start_tokens(self.loaded.tokenizer, "")), encode(spaces + continuation)
-        whole, cut = encode(words + spaces + continuation), len(encode(words))
-        return tuple(whole[:cut].tolist()), whole[cut:]
+        whole, cut = encode(context + continuation), len(encode(kept))
+        return tuple(whole[:cut].tolist() or start_tokens(self.loaded.tokenizer, "")), whole[cut:]
 
     def _judged(self, reader: Reader, ids: Ids) -> tuple[float, bool]:
         total, likeliest = 0.0, True
