@@ -26,7 +26,7 @@ from transformer_xl.progress import progress
 if find_spec("lm_eval") is None:
     raise MissingPackage("transformer_xl.lm_eval needs lm-eval; install it with: pip install 'transformer-xl[hf]'")
 
-import lm_eval.models  # the harness's own names, which it looks up only while nobody has registered any
+import lm_eval.models  # noqa: F401 (the harness's own names, which it looks up only while nobody has registered any)
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -65,7 +65,9 @@ class TransformerXLHarness(LM):
             device="cpu" if device is None or nobody_chose else device,
         )
         if not self.loaded.model.config.remembers:
-            raise InputError(f"{run}: a model with memory 0 sees no text before a token; give it some, such as memory=128")
+            raise InputError(
+                f"{run}: a model with memory 0 sees no text before a token; give it some, such as memory=128"
+            )
         self.batch_size = int(batch_size)
 
     @property
@@ -161,7 +163,9 @@ def generation_settings(asked: Mapping[str, Any]) -> dict[str, Any]:
     drawing = bool(left.pop("do_sample", left.get("temperature", 0) > 0))
     chance = {name: left.pop(name) for name in SAMPLING if name in left}
     if left:
-        raise InputError(f"generation_kwargs: {sorted(left)[0]} is not known here; known: until, do_sample, {', '.join(LENGTHS + SAMPLING)}")
+        raise InputError(
+            f"generation_kwargs: {sorted(left)[0]} is not known here; known: until, do_sample, {', '.join(LENGTHS + SAMPLING)}"
+        )
     if not drawing:
         kept = {name: value for name, value in chance.items() if name == "repetition_penalty"}
         chance = {"temperature": 0.0, **kept}

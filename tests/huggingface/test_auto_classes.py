@@ -12,12 +12,15 @@ import transformer_xl as txl
 from conftest import prepare
 from small_run import SMALL
 from transformer_xl.checkpoint import RunFolder
-from transformer_xl.errors import CheckpointError, ConfigError, DataError, InputError
+from transformer_xl.cli import main
+from transformer_xl.errors import CheckpointError, ConfigError, DataError, ImportRefused, InputError
 from transformer_xl.interop.foreign import Lengths
 from transformer_xl.interop.importing import import_run
 from transformer_xl.training import train
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformer-xl[hf]'")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install 'transformer-xl[hf]'"
+)
 huggingface = pytest.importorskip("transformer_xl.huggingface")
 
 TEXT = "The Émigré's  file\n\nnaïve: 日本 <pad> <unk> ok\n"
@@ -73,7 +76,9 @@ def test_a_run_opens_and_writes_what_it_writes_natively(any_run):
     made = model.generate(**ids, max_new_tokens=30, do_sample=False)
     text = tokenizer.decode(made[0], skip_special_tokens=True)
     before = ids["input_ids"][0].tolist()
-    expected = list(txl.generation.generate(loaded.model, before, tokens=30, sampling=txl.generation.Sampling(temperature=0.0)))
+    expected = list(
+        txl.generation.generate(loaded.model, before, tokens=30, sampling=txl.generation.Sampling(temperature=0.0))
+    )
     assert made[0].tolist() == before + expected
     assert text == loaded.tokenizer.decode(before + expected)
 
@@ -93,7 +98,10 @@ def test_tokenizers_give_our_numbers_and_our_text(any_run):
     padding = len(ids) - len(short)
     assert batch["input_ids"].tolist() == [[native.size] * padding + short, ids]
     assert batch["attention_mask"].tolist() == [[0] * padding + [1] * len(short), [1] * len(ids)]
-    assert tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True) == [native.decode(short), native.decode(ids)]
+    assert tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True) == [
+        native.decode(short),
+        native.decode(ids),
+    ]
     assert tokenizer.decode(batch["input_ids"][0]).startswith(tokenizer.pad_token)
     assert "token_type_ids" not in batch
 
@@ -114,6 +122,28 @@ def test_what_is_saved_comes_back_the_same(any_run, tmp_path):
     ids = tokenizer("The file", return_tensors="pt")
     options = {"max_new_tokens": 20, "do_sample": False}
     assert torch.equal(again.generate(**ids, **options), model.generate(**ids, **options))
+
+
+def test_what_transformers_saved_becomes_a_run_again(any_run, tmp_path, capsys):
+    model, tokenizer = opened(any_run)
+    with torch.no_grad():
+        model.transformer.vocabulary.bias_V.add_(0.5 * torch.randn(tokenizer.vocab_size))  # as if it had been trained
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert main(["import", str(tmp_path / "saved"), "--out", str(tmp_path / "run")]) == 0
+    assert "our own classes for transformers" in capsys.readouterr().out
+    again = txl.load(tmp_path / "run")
+    assert again.model.config == txl.load(any_run).model.config
+    assert (tmp_path / "saved" / "tokenizer" / "tokenizer.json").read_bytes() == (
+        again.checkpoint.folder / "tokenizer" / "tokenizer.json"
+    ).read_bytes()
+    for name, value in model.transformer.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    config["model"]["n_layer"] = 10**9
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ImportRefused, match=r"config.json: 1000000000 layers for a file of \d+ tensors"):
+        txl.from_pretrained(tmp_path / "saved")
 
 
 def test_checkpoints_runs_from_before_and_imported_runs_open(trained_run, tmp_path):
@@ -208,7 +238,9 @@ def test_the_loss_is_that_of_the_model_itself(word_run):
 
 
 def test_trainer_trains(trained_run, byte_store, tmp_path):
-    pytest.importorskip("accelerate", reason="accelerate is not installed, without which transformers' Trainer does not start")
+    pytest.importorskip(
+        "accelerate", reason="accelerate is not installed, without which transformers' Trainer does not start"
+    )
     model, tokenizer = opened(trained_run)
     tokens = torch.from_numpy(byte_store.split("train").tokens[:4096].astype("int64")).view(-1, 32)
     data = [{"input_ids": row[: 32 - number % 5].tolist()} for number, row in enumerate(tokens)]

@@ -12,7 +12,9 @@ from transformer_xl.errors import ConfigError, InputError
 from transformer_xl.generation import Sampling, beam_search, generate
 from transformer_xl.inference import Engine
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformer-xl[hf]'")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install 'transformer-xl[hf]'"
+)
 huggingface = pytest.importorskip("transformer_xl.huggingface")
 
 WITH_MEMORY = {
@@ -110,9 +112,7 @@ def test_continued_generation(ours):
     theirs, prompt = wrapped(ours), prompt_of(ours, 5)
     expected = native(ours, prompt[0].tolist())
     half = theirs.generate(prompt, max_new_tokens=10, do_sample=False, return_dict_in_generate=True)
-    whole = theirs.generate(
-        half.sequences, max_new_tokens=10, do_sample=False, past_key_values=half.past_key_values
-    )
+    whole = theirs.generate(half.sequences, max_new_tokens=10, do_sample=False, past_key_values=half.past_key_values)
     assert whole[0, 5:].tolist() == expected
     again = theirs.generate(prompt, max_new_tokens=10, do_sample=False, return_dict_in_generate=True)
     more = torch.cat([again.sequences, prompt_of(ours, 7, seed=8)], dim=1)
@@ -196,7 +196,10 @@ def test_sampled_tokens_come_from_the_engines_log_probabilities(ours):
     engine = Engine(ours)
     expected = [engine.feed(prompt)] + [engine.feed(token[None, None]) for token in made.sequences[0, 5:-1]]
     torch.testing.assert_close(
-        torch.cat(made.logits)[:, :-1].double(), torch.cat(expected), rtol=0, atol=1e-6  # generate() rounds to float32
+        torch.cat(made.logits)[:, :-1].double(),
+        torch.cat(expected),
+        rtol=0,
+        atol=1e-6,  # generate() rounds to float32
     )
 
 
@@ -219,7 +222,10 @@ def test_repetition_penalty_takes_padding_into_no_account():
     prompts = [prompt_of(ours, length, seed=length)[0].tolist() for length in (2, 7)]
     batch = padded(prompts, ours.config.vocabulary)
     options = {"attention_mask": batch["attention_mask"], "repetition_penalty": 1.5, "no_repeat_ngram_size": 8}
-    alone = [written(wrapped(ours), torch.tensor([prompt]), repetition_penalty=1.5, no_repeat_ngram_size=8)[0] for prompt in prompts]
+    alone = [
+        written(wrapped(ours), torch.tensor([prompt]), repetition_penalty=1.5, no_repeat_ngram_size=8)[0]
+        for prompt in prompts
+    ]
     assert written(wrapped(ours), batch["input_ids"], **options) == alone
 
 
@@ -240,5 +246,6 @@ def test_what_cannot_be_done_is_refused_by_name():
         huggingface.TransformerXLForCausalLM(
             huggingface.TransformerXLConfig(model={"vocabulary": 5, "cell": "lstm", "d_hidden": 4})
         )
+    absolute = {"vocabulary": 5, "encoding": "absolute", "memory": 4}
     with pytest.raises(ConfigError, match=r"model.memory: 4 with encoding absolute"):
-        huggingface.TransformerXLConfig(model={"vocabulary": 5, "encoding": "absolute", "memory": 4}).native
+        huggingface.TransformerXLForCausalLM(huggingface.TransformerXLConfig(model=absolute))

@@ -100,7 +100,12 @@ def test_a_document_is_read_once_with_memory_all_through(trained_run):
 def test_continuations_have_the_models_own_probabilities(run, request):
     folder = request.getfixturevalue(run)
     loaded, model = txl.load(folder), harness.TransformerXLHarness(str(folder))
-    pairs = [("def encode(self):\n    ", "return o"), ("", "def f"), ("def encode(self):\n    ", "raise o"), ("a b", " c")]
+    pairs = [
+        ("def encode(self):\n    ", "return o"),
+        ("", "def f"),
+        ("def encode(self):\n    ", "raise o"),
+        ("a b", " c"),
+    ]
     found = model.loglikelihood(requests("loglikelihood", *pairs))
     for (context, continuation), (total, likeliest) in zip(pairs, found, strict=True):
         whole = loaded.tokenizer.encode(context + continuation).tolist()
@@ -145,7 +150,10 @@ def test_the_harness_prints_our_figures(trained_run, tmp_path):
     loaded = txl.load(trained_run)
     questions = ["def encode(self, o):\n", "import "]
     options = [["    return o", "    raise o"], ["json", "sys"]]
-    scores = [[float(loaded.score(question + choice)[len(question) - 1 :].sum()) for choice in choices] for question, choices in zip(questions, options, strict=True)]
+    scores = [
+        [float(loaded.score(question + choice)[len(question) - 1 :].sum()) for choice in choices]
+        for question, choices in zip(questions, options, strict=True)
+    ]
     likeliest = [int(np.argmin(each)) for each in scores]
     written = [loaded.generate(question, tokens=12, stop=["\n"], temperature=0.0) for question in questions]
     rows = {
@@ -176,6 +184,8 @@ def test_the_harness_prints_our_figures(trained_run, tmp_path):
 
 
 def test_our_errors_are_one_sentence_there_too(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: harness.TransformerXLHarness(str(tmp_path / "nothing")))
+    monkeypatch.setattr(
+        "lm_eval.__main__.cli_evaluate", lambda: harness.TransformerXLHarness(str(tmp_path / "nothing"))
+    )
     assert harness.main() == 2
     assert capsys.readouterr().err.startswith(f"lm_eval: there is no run {tmp_path / 'nothing'}")

@@ -116,7 +116,9 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         checkpoint = load_checkpoint(path, device="cpu" if device in (None, "auto") else device)  # type: ignore[arg-type]
         model = cls._around(checkpoint, config)
         model.config.name_or_path = str(path)
-        return model if dtype in (None, "auto") else model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        return (
+            model if dtype in (None, "auto") else model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        )
 
     @classmethod
     def _around(cls, checkpoint: Checkpoint, config: TransformerXLConfig | None) -> "TransformerXLForCausalLM":
@@ -134,7 +136,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         with torch.device("meta"):
             model = cls(config)
         model.transformer = checkpoint.model
-        return model.eval()
+        model.eval()
+        return model
 
     # --- inside
 
@@ -165,7 +168,9 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """The mean over scored labels, or over `scored` of them where a batch is one of several that make a step."""
         config = self.transformer.config
         if self.training and (config.auxiliary_layers or config.auxiliary_targets):
-            raise InputError("auxiliary losses fade with the progress of training, which is not told here; use txl train")
+            raise InputError(
+                "auxiliary losses fade with the progress of training, which is not told here; use txl train"
+            )
         targets_BT = labels_BT[:, 1:].masked_fill(labels_BT[:, 1:] == NOT_A_LABEL, NOT_A_TARGET)
         check_tokens(labels_BT, vocabulary=config.vocabulary, name="labels", lowest=NOT_A_LABEL)
         loss = self.transformer.vocabulary.loss(hidden_BTD[:, :-1], targets_BT).sum()

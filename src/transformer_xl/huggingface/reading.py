@@ -48,9 +48,7 @@ def read_segment(
     kept = past if reach is None else min(past, reach)
     starts_with_zeros = config.remembers and config.initial_memory == "zeros"
     before = reach if starts_with_zeros and reach is not None else kept
-    hidden_BTS = hidden_keys(
-        memory=before, segment=T, valid_B=None, visible_distance=reach, device=tokens_BT.device
-    )
+    hidden_BTS = hidden_keys(memory=before, segment=T, valid_B=None, visible_distance=reach, device=tokens_BT.device)
     unreal_BT = None if real_BP is None else ~real_BP[:, -T:]
     if real_BP is not None and not starts_with_zeros:
         hidden_BTS = hidden_BTS | ~real_BP[:, None, real_BP.shape[1] - before - T :]

@@ -42,7 +42,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         )
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls, pretrained_model_name_or_path: str | Path, *inputs: Any, **options: Any
     ) -> "TransformerXLTokenizer":
         """A run of ours, one of its checkpoints, or a folder that `save_pretrained` wrote."""
