@@ -218,6 +218,11 @@ def test_pipeline_and_text_streaming(trained_run, capsys):
     streamer = transformers.TextStreamer(tokenizer, skip_prompt=True)
     model.generate(**tokenizer(prompts[0], return_tensors="pt"), streamer=streamer, max_new_tokens=15, do_sample=False)
     assert capsys.readouterr().out == expected[0] + "\n"
+    stop = expected[1][4:6]
+    ids = tokenizer(prompts[1], return_tensors="pt")
+    ended = model.generate(**ids, stop_strings=[stop], tokenizer=tokenizer, max_new_tokens=15, do_sample=False)
+    ended = tokenizer.decode(ended[0, len(prompts[1]) :])
+    assert ended == expected[1][: expected[1].index(stop) + len(stop)]
 
 
 def test_the_loss_is_that_of_the_model_itself(word_run):

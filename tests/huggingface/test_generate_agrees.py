@@ -105,6 +105,23 @@ def test_batches_with_left_padding(ours):
     assert written(theirs, ids, attention_mask=mask, prefill_chunk_size=3) == expected
     assert written(theirs, ids, attention_mask=mask, use_cache=False) == expected
     assert written(theirs, ids) == expected  # the padding itself says where it is
+    half = theirs.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
+    options = {"attention_mask": torch.nn.functional.pad(mask, (0, 8), value=1), "max_new_tokens": NEW - 8}
+    rest = written(theirs, half.sequences, past_key_values=half.past_key_values, **options)
+    assert rest == [tokens[8:] for tokens in expected]
+
+
+def test_lanes_of_a_batch_end_where_they_end():
+    """Any token can be made the end; what follows it in its lane is padding, and the others go on unmoved."""
+    ours = build()
+    prompts = [prompt_of(ours, length, seed=length)[0].tolist() for length in (2, 11, 6)]
+    whole = [native(ours, prompt) for prompt in prompts]
+    end = whole[0][3]
+    expected = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in whole]
+    assert len({len(tokens) for tokens in expected}) > 1
+    batch = padded(prompts, ours.config.vocabulary)
+    found = written(wrapped(ours), batch["input_ids"], attention_mask=batch["attention_mask"], eos_token_id=end)
+    assert [[token for token in tokens if token != ours.config.vocabulary] for tokens in found] == expected
 
 
 def test_continued_generation(ours):
@@ -201,6 +218,36 @@ def test_sampled_tokens_come_from_the_engines_log_probabilities(ours):
         rtol=0,
         atol=1e-6,  # generate() rounds to float32
     )
+
+
+IN_ONE_SEGMENT = [
+    name for name, how in WITH_MEMORY.items() if "same_length" in how or how.get("initial_memory") != "zeros"
+]
+
+
+@pytest.mark.parametrize("kind", IN_ONE_SEGMENT)
+def test_loss_and_gradients_are_the_models_own(kind):
+    """For a row no longer than the memory: of a longer one, the model's own forward shows a token more than M, generation and this do not."""
+    ours, tokens_BT = build(**WITH_MEMORY[kind]), random_tokens(build(), lanes=3, length=6)
+    ours(tokens_BT[:, :-1], targets_BT=tokens_BT[:, 1:]).loss_BT.mean().backward()
+    expected = {name: parameter.grad.clone() for name, parameter in ours.named_parameters()}
+    ours.zero_grad()
+    theirs = wrapped(ours).train()
+    output = theirs(tokens_BT, labels=tokens_BT)
+    assert output.logits is None
+    output.loss.backward()
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-10)
+
+
+def test_dropout_is_on_in_training_alone():
+    ours = build(dropout=0.3, attention_dropout=0.3, train=True)
+    theirs, tokens_BT = wrapped(ours), random_tokens(ours, lanes=2, length=9)
+    assert theirs(tokens_BT, labels=tokens_BT).loss == theirs(tokens_BT, labels=tokens_BT).loss
+    theirs.train()
+    assert theirs(tokens_BT, labels=tokens_BT).loss != theirs(tokens_BT, labels=tokens_BT).loss
+    with pytest.raises(InputError, match="auxiliary losses"):
+        wrapped(build(auxiliary_targets=1)).train()(tokens_BT, labels=tokens_BT)
 
 
 @pytest.mark.parametrize("kind", WITHOUT_MEMORY)
