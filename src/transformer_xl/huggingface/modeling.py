@@ -85,6 +85,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         """A model without memory reads its last window again for every token, as the native loop does. (`kwargs` is a name that generate looks for.)"""
+        kwargs.pop("tokenizer", None)  # which generate passes on, having looked for stop_strings with it
         if self.transformer.config.remembers:
             prepared: dict[str, Any] = super().prepare_inputs_for_generation(
                 input_ids, attention_mask=attention_mask, **kwargs
