@@ -95,6 +95,13 @@ def test_greedy_with_and_without_cache_and_in_chunks(ours, length):
     assert written(theirs, prompt, past_key_values=transformers.DynamicCache()) == expected  # a cache that keeps all
 
 
+def test_a_smaller_model_may_guess_ahead(ours):
+    """Assisted decoding takes tokens back out of the cache."""
+    guess = wrapped(build(seed=5))
+    prompt = prompt_of(ours, 5)
+    assert written(wrapped(ours), prompt, assistant_model=guess) == [native(ours, prompt[0].tolist())]
+
+
 def test_batches_with_left_padding(ours):
     theirs = wrapped(ours)
     prompts = [prompt_of(ours, length, seed=length)[0].tolist() for length in (2, 11, 1, 6)]

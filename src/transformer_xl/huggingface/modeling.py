@@ -106,7 +106,9 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             )
             return loaded
         path = Path(pretrained_model_name_or_path)
-        config, dtype, device = (options.pop(name, None) for name in ("config", "dtype", "device_map"))
+        config, device = options.pop("config", None), options.pop("device_map", None)
+        old_name = options.pop("torch_dtype", None)
+        dtype = options.pop("dtype", None) or old_name
         unknown = [name for name in options if name not in OF_THE_HUB]
         if unknown or model_args:
             raise InputError(
@@ -114,29 +116,28 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             )
         if device is not None and not isinstance(device, str | int | torch.device):
             raise InputError(f"device_map: {device!r} would cut the model of {path} up; name one device")
-        checkpoint = load_checkpoint(path, device="cpu" if device in (None, "auto") else device)  # type: ignore[arg-type]
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        checkpoint = load_checkpoint(path, device="cpu" if device is None else device)
         model = cls._around(checkpoint, config)
         model.config.name_or_path = str(path)
-        return (
-            model if dtype in (None, "auto") else model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-        )
+        if dtype not in (None, "auto"):
+            model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        return model
 
     @classmethod
     def _around(cls, checkpoint: Checkpoint, config: TransformerXLConfig | None) -> "TransformerXLForCausalLM":
-        own = checkpoint.config
-        if config is None:
-            config = TransformerXLConfig.of(own)
-        asked = config.native
-        if not isinstance(checkpoint.model, TransformerXL):
-            raise AssertionError("a configuration that is native has such a model")
-        checkpoint.model.set_lengths(memory=asked.memory, clamp_len=asked.clamp_len, same_length=asked.same_length)
-        if checkpoint.model.config != asked:
+        config = TransformerXLConfig.of(checkpoint.config) if config is None else config
+        asked, inner = config.native, checkpoint.model
+        if isinstance(inner, TransformerXL):
+            inner.set_lengths(memory=asked.memory, clamp_len=asked.clamp_len, same_length=asked.same_length)
+        if inner.config != asked:
             raise CheckpointError(
                 f"{checkpoint.folder} holds another model than the configuration describes; only memory, clamp_len and same_length can be changed"
             )
         with torch.device("meta"):
             model = cls(config)
-        model.transformer = checkpoint.model
+        model.transformer = inner
         model.eval()
         return model
 
