@@ -16,6 +16,7 @@ FLOORS = [
     {"analysis", "training"},
     {"serving", "studies", "benchmarks"},
     {"library"},
+    {"huggingface", "lm_eval"},
     {"cli"},
     {"__main__", "__init__"},
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, RunConfig, TrainingConfig
     from transformer_xl.errors import TransformerXLError
-    from transformer_xl.library import Loaded, load
+    from transformer_xl.library import Loaded, from_pretrained, load
     from transformer_xl.model import Memory, Output, TransformerXL
     from transformer_xl.presets import find_preset
 
@@ -23,6 +23,7 @@ _HOMES = {
     "TrainingConfig": "config",
     "TransformerXLError": "errors",
     "Loaded": "library",
+    "from_pretrained": "library",
     "load": "library",
     "Memory": "model",
     "Output": "model",
@@ -42,6 +43,7 @@ __all__ = [
     "TransformerXL",
     "TransformerXLError",
     "find_preset",
+    "from_pretrained",
     "load",
 ]
 

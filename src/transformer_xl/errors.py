@@ -28,6 +28,10 @@ class ImportRefused(TransformerXLError):
     """Somebody else's file that is damaged, hostile, or of no kind we know. Nothing in it was run."""
 
 
+class MissingPackage(TransformerXLError, ImportError):
+    """Something that an extra installs and that is not here."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the nearest known name, or the list of known names when none is near."""
     names = sorted(known)

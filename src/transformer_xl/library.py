@@ -6,6 +6,9 @@ loaded.generate("def ", tokens=200)
 loaded.score("some text")
 """
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transformer_xl.checkpoint import Checkpoint, load_checkpoint, same_tokenizer
+from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
 from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.data.store import Store, open_store
 from transformer_xl.data.streaming import Placed, token_stream
 from transformer_xl.data.tokenizers import Ids, Tokenizer
-from transformer_xl.errors import DataError, InputError
+from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
 from transformer_xl.evaluation.rules import RuleName
+from transformer_xl.files import TEMPORARY
 from transformer_xl.generation import (
     Sampling,
     TextStream,
@@ -34,6 +38,8 @@ from transformer_xl.generation import (
 )
 from transformer_xl.inference import Reader, make_engine, restore_engine
 from transformer_xl.inference.weights import WeightKind
+from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop.importing import import_run
 from transformer_xl.model import AnyModel
 from transformer_xl.progress import Advance
 
@@ -237,3 +243,32 @@ def load(
     evaluation = replace(checkpoint.config.evaluation, **asked)  # type: ignore[arg-type]
     checkpoint.config = replace(checkpoint.config, model=checkpoint.model.config, evaluation=evaluation)
     return Loaded(checkpoint)
+
+
+def from_pretrained(
+    source: Path | str,
+    *,
+    memory: int | None = None,
+    clamp_len: int | None = None,
+    same_length: bool | None = None,
+    device: str = "cpu",
+) -> Loaded:
+    """Any checkpoint: a run of ours is loaded as it is; somebody else's file or folder is imported, as `txl import` does, into a folder that lives as
+    long as what is returned. Nothing is downloaded."""
+    path = Path(source)
+    if is_ours(path):
+        return load(path, memory=memory, clamp_len=clamp_len, same_length=same_length, device=device)
+    if not path.exists() and not path.with_name(f"{path.name}.index").exists():
+        raise CheckpointError(
+            f"there is no {source} here, and names of models on a hub are not looked up; download it and name its folder"
+        )
+    scratch = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    try:
+        lengths = Lengths(memory=memory, clamp_len=clamp_len, same_length=same_length)
+        loaded = load(import_run(path, scratch / "run", lengths=lengths).run, device=device)
+    except BaseException:
+        shutil.rmtree(scratch)
+        raise
+    loaded.checkpoint.run = None  # nothing about it is to be written where it will vanish
+    weakref.finalize(loaded, shutil.rmtree, scratch, ignore_errors=True)
+    return loaded

@@ -7,6 +7,7 @@ import pytest
 
 from transformer_xl.config import ModelConfig, RunConfig, TrainingConfig
 from transformer_xl.config.fields import override, read
+from transformer_xl.config.sources import options
 from transformer_xl.errors import ConfigError
 from transformer_xl.presets import PRESETS, find_preset
 
@@ -108,3 +109,15 @@ def test_dotted_overrides():
 def test_an_unknown_preset_gets_the_nearest_name():
     with pytest.raises(ConfigError, match="no preset enwik8-12; did you mean enwik8-12l"):
         find_preset("enwik8-12")
+
+
+def test_a_run_says_what_it_is_and_that_is_no_option():
+    config = RunConfig(model=GOOD)
+    told = asdict(config)
+    assert told["model_type"] == "transformer-xl"
+    assert read(RunConfig, {name: value for name, value in told.items() if name != "model_type"}, name="") == config
+    with pytest.raises(ConfigError, match="model_type: 'gpt2' is unknown"):
+        read(RunConfig, {**told, "model_type": "gpt2"}, name="")
+    names = [name for name, _, _ in options()]
+    assert "model_type" not in names
+    assert "model.encoding" in names

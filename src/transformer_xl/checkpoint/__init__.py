@@ -4,9 +4,11 @@ from transformer_xl.checkpoint.folder import (
     About,
     Checkpoint,
     TrainingState,
+    is_ours,
     load_checkpoint,
     read_training_state,
     same_tokenizer,
+    verified_folder,
     verify,
     write_checkpoint,
 )
@@ -17,9 +19,11 @@ __all__ = [
     "Checkpoint",
     "RunFolder",
     "TrainingState",
+    "is_ours",
     "load_checkpoint",
     "read_training_state",
     "same_tokenizer",
+    "verified_folder",
     "verify",
     "write_checkpoint",
 ]

@@ -118,12 +118,21 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{folder / name} is damaged (its checksum is another); {way_out}")
 
 
+def is_ours(path: Path | str) -> bool:
+    """Whether a folder is a run or a checkpoint of ours, by its names."""
+    return (Path(path) / CHECKSUMS).is_file() or RunFolder(path).checkpoints.is_dir()
+
+
+def verified_folder(path: Path | str) -> Path:
+    """Of a run its best checkpoint, else its newest; a checkpoint's own folder is itself. Every checksum is right."""
+    folder = Path(path) if (Path(path) / CHECKSUMS).is_file() else RunFolder(path).chosen_checkpoint()
+    verify(folder)
+    return folder
+
+
 def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> Checkpoint:
     """From a run (its best checkpoint, else its newest) or from a checkpoint's own folder. Ready for evaluation."""
-    path = Path(path)
-    is_checkpoint = (path / CHECKSUMS).is_file()
-    folder = path if is_checkpoint else RunFolder(path).chosen_checkpoint()
-    verify(folder)
+    folder = verified_folder(path)
     config = read_config(folder / "config.json")
     model = load_model(folder / "model.safetensors", config=config).to(device).eval()
     run = RunFolder(folder.parents[1]) if folder.parent.name == "checkpoints" else None

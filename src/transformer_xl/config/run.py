@@ -125,6 +125,8 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
+    model_type: Literal["transformer-xl"] = "transformer-xl"
+    """The name by which transformers' Auto classes know what lies in a run's folder (`huggingface`); runs from before it have none."""
     model: ModelConfig | RecurrentConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -63,7 +63,8 @@ def options(kind: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, str
             choices = (
                 typing.get_args(hints[field.name]) if typing.get_origin(hints[field.name]) is typing.Literal else ()
             )
-            yield name, "|".join(map(str, choices)), explanations.get(field.name, "")
+            if len(choices) != 1:  # what can only be one thing is no choice
+                yield name, "|".join(map(str, choices)), explanations.get(field.name, "")
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation.sampling import Sampler, Sampling
@@ -21,6 +22,10 @@ WINDOW = 256
 """How much text a model without memory is shown."""
 READ_AT_ONCE = 4096
 """Longer prompts are read in pieces of this many tokens, so that what they need does not grow with them."""
+
+
+def window_of(config: ModelConfig) -> int:
+    return min(WINDOW, config.learned_positions or WINDOW)
 
 
 class Reading(Protocol):
@@ -56,7 +61,7 @@ class Windows:
     @torch.inference_mode()
     def read(self, tokens_BT: Tensor) -> Tensor:
         """The last position's hidden state, [B, 1, D]."""
-        length = min(WINDOW, self.model.config.learned_positions or WINDOW)
+        length = window_of(self.model.config)
         self._texts = [[*text, *tokens][-length:] for text, tokens in zip(self._texts, tokens_BT.tolist(), strict=True)]
         hidden = [self.model(tokens_BT.new_tensor([text])).hidden_BTD[0, -1] for text in self._texts]
         self.last_hidden_BD = torch.stack(hidden)

@@ -271,13 +271,7 @@ class Engine(Reader):
         known = self._distances[0].relative_key_HSK if self._distances else None
         if known is None or known.shape[1] < length:
             self._distances = self.model.encoding.distances(max(length, self.memory + self.chunk))
-        table = self._distances[layer]
-        key_HSK, bias_HS = table.relative_key_HSK, table.distance_bias_HS
-        return replace(
-            table,
-            relative_key_HSK=None if key_HSK is None else key_HSK[:, key_HSK.shape[1] - length :],
-            distance_bias_HS=None if bias_HS is None else bias_HS[:, bias_HS.shape[1] - length :],
-        )
+        return self._distances[layer].nearest(length)
 
     def _addresses(self, distances: int) -> tuple[kernels.Sizes, Tensor]:
         """Where the kernels find everything, for this many distances: made anew only when something moved."""

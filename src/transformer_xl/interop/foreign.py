@@ -10,11 +10,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import ModelConfig, RunConfig
+from transformer_xl.config.fields import convert
 from transformer_xl.config.sources import read_file
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
 from transformer_xl.interop.huggingface import config_from_huggingface, weights_from_huggingface
-from transformer_xl.interop.layout import NVIDIA, ORIGINAL, Layout, weights_from
+from transformer_xl.interop.layout import NVIDIA, ORIGINAL, Layout, check_shapes, weights_from
 from transformer_xl.interop.optimisers import State, optimiser_state
 from transformer_xl.interop.original import config_from_settings
 from transformer_xl.interop.reading import Contents, read_foreign
@@ -25,6 +26,9 @@ from transformer_xl.interop.tensorflow import (
     model_variables,
     weights_from_variables,
 )
+
+SAVED_PREFIX = "transformer."
+"""What `huggingface.TransformerXLForCausalLM` calls the model inside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +78,11 @@ def read_source(source: Source, *, lengths: Lengths, scratch: Path) -> Read:
 def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> Read:
     assert source.config is not None
     told = read_file(source.config)
+    if told.get("model_type") == RunConfig.model_type:
+        return _read_saved(source, told, lengths)
     config = _with_lengths(config_from_huggingface(told), lengths)
     if source.model.suffix == ".safetensors":
-        try:
-            theirs = load_file(source.model)
-        except SafetensorError as error:
-            raise ImportRefused(f"{source.model}: it is damaged, or no safetensors file ({error})") from None
+        theirs = _safetensors(source.model)
     else:
         contents = read_foreign({"model": source.model}, folder=scratch)["model"]
         if contents.kind != "weights":
@@ -97,6 +100,27 @@ def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> Read:
             "clusters": "in the order of the paper",
         },
     )
+
+
+def _read_saved(source: Source, told: Mapping[str, Any], lengths: Lengths) -> Read:
+    """A model of ours that transformers saved, after its Trainer perhaps: our own names, behind one of its."""
+    config = _with_lengths(convert(ModelConfig, told.get("model"), name="model"), lengths)
+    if source.model.suffix != ".safetensors":
+        raise ImportRefused(f"{source.model}: a model of ours is saved as safetensors, never so")
+    theirs = _safetensors(source.model)
+    if config.n_layer > len(theirs):  # before anything is built: a wrong number could ask for a million layers
+        raise ImportRefused(f"{source.config}: {config.n_layer} layers for a file of {len(theirs)} tensors")
+    weights = {name.removeprefix(SAVED_PREFIX): value for name, value in theirs.items()}
+    check_shapes(weights, config)
+    return Read(kind="transformers", model=config, weights=_single_precision(weights))
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise ImportRefused(f"{path}: it is damaged, or no safetensors file ({error})") from None
+    return tensors
 
 
 def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> Read:

@@ -25,6 +25,7 @@ NAMES = {
     "huggingface": "Hugging Face's TransfoXL",
     "nvidia": "NVIDIA's Transformer-XL",
     "tensorflow": "the authors' TensorFlow code",
+    "transformers": "our own classes for transformers",
 }
 
 

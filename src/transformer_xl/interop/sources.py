@@ -79,7 +79,8 @@ def _only_weights(folder: Path) -> Path:
 def _huggingface(folder: Path, weights: Path) -> Source:
     if not (folder / "config.json").is_file():
         raise ImportRefused(f"{weights} has no config.json beside it, which says what model it is")
-    vocabulary = _first(folder, HUGGINGFACE_VOCABULARIES)
+    own = folder / "tokenizer"  # of a model of ours that transformers saved
+    vocabulary = own if own.is_dir() else _first(folder, HUGGINGFACE_VOCABULARIES)
     return Source(kind="huggingface", model=weights, config=folder / "config.json", vocabulary=vocabulary)
 
 

@@ -4,7 +4,7 @@ Two ways are open to an encoding: it may change a layer's input (`enter`), and i
 (`distances`). The paper's own, and Shaw's, use the second; the absolute ones the first, which is why they cannot have memory.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,15 @@ class Distances:
     position_bias_HK: Tensor | None = None
     relative_key_HSK: Tensor | None = None
     distance_bias_HS: Tensor | None = None
+
+    def nearest(self, length: int) -> "Distances":
+        """The `length` nearest distances of a longer table."""
+        key_HSK, bias_HS = self.relative_key_HSK, self.distance_bias_HS
+        return replace(
+            self,
+            relative_key_HSK=None if key_HSK is None else key_HSK[:, key_HSK.shape[1] - length :],
+            distance_bias_HS=None if bias_HS is None else bias_HS[:, bias_HS.shape[1] - length :],
+        )
 
 
 def frequencies(width: int, *, rounded: str = "float32", device: torch.device | None = None) -> Tensor:
