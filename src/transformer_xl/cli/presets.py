@@ -1,21 +1,39 @@
 """The models of the paper, and a few for small machines: exact parameter counts, training and evaluation lengths, the paper's figures, and where each number comes from.
 
+    txl presets --memory                                  (what a training step takes, estimated)
+    txl presets --memory --device cuda --devices 8        (with the lanes dealt to eight devices)
+
 provenance: script (the authors' released script), author (told by an author), derived (fitted to the paper's count),
 own (not in the paper: small models for two CPU cores)."""
 
 import argparse
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from transformer_xl.config import RecurrentConfig
+from transformer_xl.config import ModelConfig, RecurrentConfig
+from transformer_xl.errors import ConfigError
 from transformer_xl.presets import PRESETS, Preset
+
+if TYPE_CHECKING:
+    from rich.box import Box
+    from rich.console import Console
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything as JSON, for programs")
+    parser.add_argument(
+        "--memory", action="store_true", help="the memory that training takes on each device, estimated"
+    )
+    parser.add_argument("--devices", metavar="N", type=int, help="with --memory: how many share the lanes (1)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="with --memory: which kind (cpu)")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not arguments.memory and (arguments.devices is not None or arguments.device is not None):
+        raise ConfigError("--devices and --device are for --memory; add it")
+    if arguments.memory:
+        return show_memory(arguments)
     from transformer_xl.model import parameter_count
 
     counts = {preset.name: parameter_count(preset.run.model) for preset in PRESETS}
@@ -31,12 +49,74 @@ def as_json(preset: Preset, *, parameters: int) -> dict[str, object]:
     return {"name": facts.pop("name"), "parameters": parameters, **facts.pop("run"), **facts}
 
 
-def print_table(counts: dict[str, int]) -> None:
-    from rich import box
-    from rich.console import Console
+def show_memory(arguments: argparse.Namespace) -> int:
+    from transformer_xl.training.footprint import footprint
+    from transformer_xl.training.ranks import Parallel
+
+    ways: list[Parallel] = ["ddp", "fsdp"]
+    devices, kernels = 1 if arguments.devices is None else arguments.devices, arguments.device != "cuda"
+    if devices < 1:
+        raise ConfigError(f"--devices: {devices} is too few; give 1 or more")
+    found = {}
+    for preset in PRESETS:
+        if isinstance(preset.run.model, ModelConfig):
+            found[preset.name] = {
+                f"{parallel}{' recomputing' if recompute else ''}": footprint(
+                    preset.run, devices=devices, parallel=parallel, recompute=recompute, kernels=kernels
+                )
+                for parallel in ways[: 1 if devices == 1 else 2]
+                for recompute in (False, True)
+            }
+    if arguments.json:
+        told = {
+            name: {way: {**asdict(part), "total": part.total} for way, part in table.items()}
+            for name, table in found.items()
+        }
+        print(json.dumps({"devices": devices, "device": arguments.device or "cpu", "bytes": told}, indent=2))
+        return 0
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=_box(), pad_edge=False)
+    table.add_column("GB on each device", no_wrap=True)
+    for title in ("lanes", "weights", "memory", "activations", "total", "recomputing"):
+        table.add_column(title, justify="right", no_wrap=True)
+    if devices > 1:
+        table.add_column("fsdp", justify="right", no_wrap=True)
+        table.add_column("fsdp recomputing", justify="right", no_wrap=True)
+    for name, estimates in found.items():
+        lanes = next(preset.run.training.lanes for preset in PRESETS if preset.name == name)
+        plain, *others = estimates.values()
+        parts = (plain.weights, plain.memory, plain.activations, plain.total, *(other.total for other in others))
+        table.add_row(name, str(-(-lanes // devices)), *(f"{part / 1e9:.2f}" for part in parts))
+    console = _console()
+    console.print(table)
+    console.print(
+        "weights with gradients, optimiser and averages, float32; recomputing: --training.checkpoint_activations true;"
+        " fewer lanes at once: --training.accumulation",
+        soft_wrap=True,
+        highlight=False,
+    )
+    return 0
+
+
+def _box() -> "Box":
+    from rich import box
+
+    return box.SIMPLE_HEAD
+
+
+def _console() -> "Console":
+    """Not a terminal: as wide as the table needs, so that nothing is cut where it is piped."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def print_table(counts: dict[str, int]) -> None:
+    from rich.table import Table
+
+    table = Table(box=_box(), pad_edge=False)
     for title in (
         "preset",
         "layers",
@@ -66,10 +146,7 @@ def print_table(counts: dict[str, int]) -> None:
             f"{preset.paper_parameters}, {preset.paper_result}" if preset.table else "-",
             preset.provenance,
         )
-    # Not a terminal: as wide as the table needs, so that nothing is cut where it is piped.
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
+    console = _console()
     console.print(table)
     for preset in PRESETS:
         if preset.note:

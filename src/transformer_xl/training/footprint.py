@@ -1,0 +1,84 @@
+"""How much memory a training step takes on each device, by arithmetic: what is kept between steps, and what the backward pass needs.
+
+Counts numbers, not allocations: `docs/scaling.md` has what was measured beside it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from transformer_xl.config import ModelConfig, RunConfig
+from transformer_xl.model import AnyModel, build_model
+from transformer_xl.training.ranks import Parallel
+
+FLOAT = 4
+OPTIMISER_NUMBERS = {"adam": 2, "adamw": 2, "sgd": 0}
+"""For each weight, beside its gradient; momentum would be one more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """In bytes, for one device."""
+
+    weights: int
+    """With gradients, the optimiser's numbers and averages."""
+    memory: int
+    """What the layers remember: before the step and after it."""
+    activations: int
+    """Kept for the backward pass, logits included."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.memory + self.activations
+
+
+def footprint(
+    run: RunConfig, *, devices: int = 1, parallel: Parallel = "ddp", recompute: bool | None = None, kernels: bool = True
+) -> Footprint:
+    """`recompute`: with activation checkpointing, or as the run has it. `kernels`: on a processor with the compiled ones, else torch's operations."""
+    model, training = run.model, run.training
+    if not isinstance(model, ModelConfig):
+        raise NotImplementedError("recurrent models are not counted")
+    recompute = training.checkpoint_activations if recompute is None else recompute
+    B, T = -(-training.lanes // (devices * training.accumulation)), training.segment + training.context
+    of_layer = B * per_lane(model, T=T, kernels=kernels) * FLOAT
+    inputs = B * T * model.d_model * FLOAT
+    kept = model.n_layer * inputs + of_layer if recompute else model.n_layer * of_layer
+    tokens = B * training.segment
+    return Footprint(
+        weights=weights_of(run, devices=devices, parallel=parallel),
+        memory=2 * model.n_layer * B * training.accumulation * model.memory * model.d_model * FLOAT,
+        activations=kept + 3 * tokens * (model.cluster_edges[1] + model.clusters - 1) * FLOAT,
+    )
+
+
+def per_lane(model: ModelConfig, *, T: int, kernels: bool) -> int:
+    """Numbers that one layer keeps for one lane of T tokens: inputs of products and norms, keys and values, probabilities."""
+    D, HK, F, M = model.d_model, model.n_head * model.d_head, model.d_inner, model.memory
+    S = M + T
+    dropped, masked = model.dropout > 0, model.attention_dropout > 0
+    if kernels:  # a mask is a seed; memory's keys and values are made apart from the segment's
+        return T * (4 * D + 4 * HK + (2 if dropped else 1) * F + model.n_head * S) + M * (D + 2 * HK)
+    of_token = (6 if dropped else 4) * D + 3 * HK + (3 if dropped else 1) * F + (3 if masked else 1) * model.n_head * S
+    return T * of_token + S * (D + 3 * HK)
+
+
+def weights_of(run: RunConfig, *, devices: int, parallel: Parallel) -> int:
+    model = empty_model(run)
+    count = sum(weight.numel() for weight in model.parameters())
+    training = run.training
+    numbers = 2 + OPTIMISER_NUMBERS[training.optimiser] + (training.momentum > 0) + (training.average != "none")
+    if devices == 1:
+        return count * numbers * FLOAT
+    if parallel == "ddp":
+        return count * (numbers + 1) * FLOAT  # the buckets in which gradients travel
+    layers = [sum(weight.numel() for weight in layer.parameters()) for layer in model.layers]
+    rest = count - sum(layers)  # embeddings and softmax: whole while a step lasts, with their gradient
+    return (count * numbers // devices + 2 * (rest + 2 * max(layers))) * FLOAT
+
+
+@cache
+def empty_model(run: RunConfig) -> AnyModel:
+    with torch.device("meta"):
+        return build_model(run.model)
