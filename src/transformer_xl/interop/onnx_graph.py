@@ -43,7 +43,7 @@ class Graph(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens_BT: Tensor, memory: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, tokens_BT: Tensor, memory: Sequence[Tensor] = ()) -> tuple[Tensor, list[Tensor]]:
         config = self.model.config
         nothing = self.model.vocabulary.bias_V.new_zeros(tokens_BT.shape[0], 0, config.d_model)
         layers = memory or [nothing] * config.n_layer
@@ -60,15 +60,18 @@ def write_graph(model: TransformerXL, path: Path) -> None:
     remembered = config.n_layer if config.memory else 0
     longest = config.learned_positions if config.encoding == "per_layer" else LONGEST
     lanes, segment, memory = Dim("lanes", max=LONGEST), Dim("segment", max=longest), Dim("memory", max=LONGEST)
-    tokens_BT = torch.zeros(2, min(3, longest), dtype=torch.int64)
-    example = [torch.zeros(2, 5, config.d_model) for _ in range(remembered)]
+    example: tuple[Any, ...] = (torch.zeros(2, min(3, longest), dtype=torch.int64),)
+    shapes: tuple[Any, ...] = ({0: lanes, 1: segment},)
+    if remembered:
+        example += ([torch.zeros(2, 5, config.d_model) for _ in range(remembered)],)
+        shapes += ([{0: lanes, 1: memory}] * remembered,)
     with torch.no_grad(), progress("tracing for ONNX", total=1, unit="graphs") as advance, _quiet():
         program = torch.onnx.export(
             Graph(model).eval(),
-            (tokens_BT, example),
+            example,
             dynamo=True,
             verbose=False,
-            dynamic_shapes=({0: lanes, 1: segment}, [{0: lanes, 1: memory}] * remembered),
+            dynamic_shapes=shapes,
             input_names=["tokens", *(f"memory_{n}" for n in range(remembered))],
             output_names=["log_probabilities", *(f"new_memory_{n}" for n in range(remembered))],
         )
