@@ -93,7 +93,7 @@ def export_onnx(checkpoint: Checkpoint, folder: Path) -> list[str]:
     (folder / "tokenizer").mkdir()
     checkpoint.tokenizer.save(folder / "tokenizer")
     return [
-        f"onnxruntime gives what torch gives, over segments of several lengths with memory, within {difference:.1e}"
+        f"onnxruntime gives what torch gives, over segments of several lengths with memory, within {difference:.1e} of its values"
     ]
 
 
