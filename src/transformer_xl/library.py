@@ -78,7 +78,7 @@ class Loaded:
         """The data it was trained on, or other data made with the same tokenizer."""
         if not data and not self.checkpoint.about.data:
             raise DataError(
-                "this model was imported, and no data came with it; give some made with its tokenizer, with --data"
+                "this model came from elsewhere, and no data came with it; give some made with its tokenizer, with --data"
             )
         path = Path(data or self.checkpoint.about.data)
         if data is None and not path.exists():

@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,6 +32,7 @@ from transformer_xl.files import atomic_folder, digest, write_json
 from transformer_xl.model import AnyModel, build_model
 
 CHECKSUMS = "checksums.json"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,7 @@ def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> 
     return Checkpoint(
         folder=folder,
         config=config,
-        about=About(**_read_json(folder / "about.json")),
+        about=_read_as(About, folder / "about.json"),
         model=model,
         tokenizer=load_tokenizer(folder / "tokenizer"),
         run=run,
@@ -147,8 +148,12 @@ def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> 
 
 
 def read_config(path: Path) -> RunConfig:
+    return _read_as(RunConfig, path)
+
+
+def _read_as(kind: type[T], path: Path) -> T:
     try:
-        return read(RunConfig, _read_json(path), name="")
+        return read(kind, _read_json(path), name="")
     except CheckpointError:
         raise
     except TransformerXLError as error:
@@ -159,14 +164,19 @@ def load_model(path: Path, *, config: RunConfig) -> AnyModel:
     """The model of `config` with the weights of a file, which must hold exactly its tensors, in its shapes."""
     try:
         with safe_open(path, framework="pt") as file:
-            layers = len({name.split(".")[1] for name in file.keys() if name.startswith("layers.")})  # noqa: SIM118
-        if layers != config.model.n_layer:  # before building: a wrong number could ask for a million layers
-            raise CheckpointError(f"{path} has {layers} layers where config.json says {config.model.n_layer}")
+            _check_counts(path, list(file.keys()), config)
         weights = load_file(path)
     except (SafetensorError, FileNotFoundError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); it is damaged or no safetensors file") from None
-    with torch.device("meta"):
-        model = build_model(config.model)
+    try:
+        with torch.device("meta"):
+            model = build_model(config.model)
+    except RuntimeError:  # sizes whose product is no size
+        sizes = {name: value for name, value in asdict(config.model).items() if type(value) is int}
+        name = max(sizes, key=lambda name: sizes[name])
+        raise CheckpointError(
+            f"{path}: config.json asks for tensors larger than any can be (model.{name} is {sizes[name]:,})"
+        ) from None
     expected = model.state_dict()
     for name in sorted(expected.keys() | weights.keys()):
         if name not in weights:
@@ -179,6 +189,15 @@ def load_model(path: Path, *, config: RunConfig) -> AnyModel:
             )
     model.load_state_dict(weights, assign=True)
     return model
+
+
+def _check_counts(path: Path, names: list[str], config: RunConfig) -> None:
+    """Before building: a wrong number could ask for a million layers."""
+    for what, field_name in {"layers": "n_layer", "auxiliary_classifiers": "auxiliary_targets"}.items():
+        found = len({name.split(".")[1] for name in names if name.startswith(f"{what}.")})
+        wanted = getattr(config.model, field_name, 0)
+        if found != wanted:
+            raise CheckpointError(f"{path} has {found} {what} where config.json says {wanted} (model.{field_name})")
 
 
 def read_training_state(folder: Path) -> TrainingState:

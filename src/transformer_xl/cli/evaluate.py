@@ -61,6 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.per_token and not Path(arguments.per_token).parent.is_dir():
         raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
     loaded = load(arguments.run, device=arguments.device)
+    if arguments.data is not None:  # figures are of the text that was read, whatever the model learned from
+        read = loaded.store(arguments.data).manifest
+        loaded.checkpoint.about = replace(loaded.checkpoint.about, corpus=read.name, rule=read.rule)
     asked = {
         "segment": arguments.segment,
         "memory": arguments.memory,

@@ -1,24 +1,35 @@
 """Writes a run's model for other software.
 
     txl export runs/first --to huggingface --out first-hf
+    txl export runs/first --to onnx --out first-onnx
 
-huggingface: config.json, model.safetensors and vocab.txt, as TransfoXL (transformers up to 4.35) reads them. A model that it cannot compute is refused by
-the field that it lacks."""
+huggingface  config.json, model.safetensors and vocab.txt, as TransfoXL (transformers up to 4.35) reads them
+original     the authors' PyTorch code: the state of their module (no pickled program), what to make it with, vocab.txt
+onnx         a graph for any number of lanes, tokens and remembered positions, checked against torch before it is kept
+safetensors  weights by our names, configuration and tokenizer in one folder, which txl itself takes in place of a run
+
+A model that a format cannot express is refused by the field that is in the way."""
 
 import argparse
 from pathlib import Path
 
+FORMATS = ("huggingface", "original", "onnx", "safetensors")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--to", choices=("huggingface",), required=True, help="the layout to write")
+    parser.add_argument("--to", choices=FORMATS, required=True, help="the layout to write")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to make")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.checkpoint import load_checkpoint
-    from transformer_xl.interop.exporting import export_huggingface
+    from transformer_xl.interop.exporting import export
 
-    names = export_huggingface(load_checkpoint(arguments.run), arguments.out)
-    print(f"{arguments.out}: {', '.join(names)}; read it back with: txl import {arguments.out} --out RUN")
+    exported = export(load_checkpoint(arguments.run), arguments.out, to=arguments.to)
+    print(f"{arguments.out}: {', '.join(exported.files)}")
+    for note in exported.notes:
+        print(note)
+    if arguments.to in ("huggingface", "original"):
+        print(f"read it back with: txl import {arguments.out} --out RUN")
     return 0

@@ -5,6 +5,7 @@ txl prepare enwik8 --out data/enwik8 --source enwik8.zip    a corpus of the pape
 txl prepare wikitext-103 --out data/wt103                   the same, downloaded
 txl prepare novel.txt --out data/novel --tokenizer char     your own text
 cat *.txt | txl prepare - --out data/mine --tokenizer bpe --vocab-size 4096
+txl prepare novel.txt --out data/novel --tokenizer-of runs/theirs    for a model that exists, in its own tokens
 """
 
 import argparse
@@ -17,9 +18,11 @@ from transformer_xl.data.own_text import OwnText, prepare_given_splits, prepare_
 from transformer_xl.data.python_corpus import prepare_python
 from transformer_xl.data.recipes import NAMES, PYTHON, corpora_table, places_table
 from transformer_xl.data.store import Store
+from transformer_xl.data.tokenizers import DESCRIPTION, Tokenizer, load_tokenizer
 from transformer_xl.errors import DataError, suggest
 
-OWN_TEXT_ONLY = ("tokenizer", "vocab_size", "lower", "min_count", "split", "split_by", "documents", "separator")
+OF_A_NEW_TOKENIZER = ("tokenizer", "vocab_size", "lower", "min_count")
+OWN_TEXT_ONLY = (*OF_A_NEW_TOKENIZER, "tokenizer_of", "split", "split_by", "documents", "separator")
 GIVEN_SPLITS = ("valid", "test")
 KNOWN_ONLY = ("source", "newlines", "splits", "vocab")
 
@@ -43,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     own = parser.add_argument_group("your own text")
     own.add_argument("--tokenizer", choices=("byte", "char", "word", "bpe"), help="default: byte")
+    own.add_argument("--tokenizer-of", type=Path, metavar="RUN", help="that of a run, a checkpoint or a data store")
     own.add_argument("--vocab-size", type=int, metavar="N", help="word, bpe: at most this many tokens")
     own.add_argument("--min-count", type=int, metavar="N", help="word: rarer words become <unk>")
     own.add_argument("--lower", action="store_true", default=None, help="lower-case the text")
@@ -119,8 +123,20 @@ def _refuse(arguments: argparse.Namespace, options: tuple[str, ...], why: str) -
             raise DataError(f"{shown} {why}")
 
 
+def _existing_tokenizer(path: Path) -> Tokenizer:
+    from transformer_xl.checkpoint import RunFolder
+
+    for folder in (path, path / "tokenizer"):
+        if (folder / DESCRIPTION).is_file():
+            return load_tokenizer(folder)
+    return load_tokenizer(RunFolder(path).chosen_checkpoint() / "tokenizer")
+
+
 def _settings(arguments: argparse.Namespace) -> OwnText:
+    if arguments.tokenizer_of is not None:
+        _refuse(arguments, OF_A_NEW_TOKENIZER, "makes a new tokenizer, and --tokenizer-of takes one that exists")
     chosen = {
+        "existing": None if arguments.tokenizer_of is None else _existing_tokenizer(arguments.tokenizer_of),
         "tokenizer": arguments.tokenizer,
         "vocabulary_size": arguments.vocab_size,
         "lower": arguments.lower,

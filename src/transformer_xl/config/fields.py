@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from transformer_xl.errors import ConfigError, suggest
 
 T = TypeVar("T")
+LARGEST_SIZE = 2**31 - 1
 
 
 def read(kind: type[T], value: object, *, name: str) -> T:
@@ -103,6 +104,16 @@ def override(config: T, changes: Mapping[str, str], *, name: str = "") -> T:
     for head, words in nested.items():
         values[head] = override(getattr(config, head), words, name=_join(name, head))
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
+
+
+def no_giant(config: object, section: str) -> None:
+    """Refuses whole numbers that are no size of anything, before somebody multiplies them."""
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if type(value) is int and value > LARGEST_SIZE:
+            raise ConfigError(
+                f"{section}.{field.name}: {_shown(value)} is too large; it must be at most {LARGEST_SIZE:,}"
+            )
 
 
 def positive(config: object, section: str, *names: str) -> None:

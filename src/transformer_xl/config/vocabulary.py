@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_xl.config.fields import fraction, not_negative, one_of, positive
+from transformer_xl.config.fields import fraction, no_giant, not_negative, one_of, positive
 from transformer_xl.errors import ConfigError
 
 
@@ -61,6 +61,7 @@ class VocabularyConfig:
         return bool(self.tie_projections) and self.tie_projections[cluster] and self.has_projection(cluster)
 
     def __post_init__(self) -> None:
+        no_giant(self, "model")
         positive(self, "model", "vocabulary", "d_model", "div_val")
         not_negative(self, "model", "d_embed", "init_std", "projection_init_std")
         fraction(self, "model", "word_dropout")

@@ -23,7 +23,14 @@ from transformer_xl.data.pieces import (
     workers_for,
 )
 from transformer_xl.data.store import Encoded, SplitRecord, SplitWriter, sentence_mark, smallest_dtype
-from transformer_xl.data.tokenizers import END_OF_LINE, Tokenizer, WordTokenizer, code_points, decode_utf8
+from transformer_xl.data.tokenizers import (
+    BETWEEN_SPACES,
+    END_OF_LINE,
+    Tokenizer,
+    WordTokenizer,
+    code_points,
+    decode_utf8,
+)
 from transformer_xl.errors import DataError
 from transformer_xl.progress import progress
 
@@ -91,7 +98,7 @@ def _write_split(
     folder: Path, *, name: str, parts: Sequence[Part], tokenizer: Tokenizer, rule: DocumentRule
 ) -> SplitRecord:
     sentences = sentence_mark(tokenizer) is not None
-    fallback: Fallback = "none" if sentences else "word" if tokenizer.kind == "word" else "character"
+    fallback: Fallback = "none" if sentences else "word" if tokenizer.kind in BETWEEN_SPACES else "character"
     with (
         SplitWriter(folder=folder, name=name, vocabulary=tokenizer.size, sentences=sentences) as writer,
         progress(f"encoding {name}", total=total_bytes(parts), unit="bytes") as advance,

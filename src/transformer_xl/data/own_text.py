@@ -22,6 +22,7 @@ from transformer_xl.data.prepare import make_store
 from transformer_xl.data.sources import Source, file_or_members, is_tar, kind_of
 from transformer_xl.data.store import Manifest, Store, sentence_mark, smallest_dtype
 from transformer_xl.data.tokenizers import (
+    BETWEEN_SPACES,
     END_OF_LINE,
     UNKNOWN,
     BytePairTokenizer,
@@ -38,7 +39,13 @@ Kind = Literal["byte", "char", "word", "bpe"]
 Documents = Literal["file", "blank-line", "separator"]
 SPLITS = ("train", "valid", "test")
 STANDARD_INPUT = "-"
-UNITS = {"byte": "bits_per_byte", "char": "bits_per_character", "word": "perplexity_per_word", "bpe": "bits_per_byte"}
+UNITS = {
+    "byte": "bits_per_byte",
+    "char": "bits_per_character",
+    "word": "perplexity_per_word",
+    "bpe": "bits_per_byte",
+    "number": "perplexity_per_word",
+}
 DEFAULT_BYTE_PAIRS = 8192
 SMALLEST_BYTE_PAIRS = 256
 LINE_SEARCH_BYTES = 1 << 20
@@ -50,6 +57,8 @@ class OwnText:
     """What to make of a text."""
 
     tokenizer: Kind = "byte"
+    existing: Tokenizer | None = None
+    """A model's own, so that the text can be read by it; nothing new is learned of the text then."""
     vocabulary_size: int | None = None
     """Largest vocabulary, marks included; for word and bpe."""
     lower: bool = False
@@ -89,7 +98,8 @@ class OwnText:
 
     @property
     def fallback(self) -> Fallback:
-        return "word" if self.tokenizer == "word" else "character"
+        kind = self.tokenizer if self.existing is None else self.existing.kind
+        return "word" if kind in BETWEEN_SPACES else "character"
 
 
 def prepare_own_text(
@@ -243,7 +253,7 @@ def _fill(parts: dict[str, list[Part]], folder: Path, settings: OwnText, *, name
     manifest = Manifest(
         name=name,
         rule=_rule(settings),
-        unit=UNITS[settings.tokenizer],
+        unit=UNITS[tokenizer.kind],
         tokenizer_kind=tokenizer.kind,
         vocabulary_size=tokenizer.size,
         dtype=smallest_dtype(tokenizer.size).name,
@@ -255,6 +265,8 @@ def _fill(parts: dict[str, list[Part]], folder: Path, settings: OwnText, *, name
 
 
 def _tokenizer(parts: dict[str, list[Part]], settings: OwnText) -> Tokenizer:
+    if settings.existing is not None:
+        return settings.existing
     train = parts["train"]
     if settings.tokenizer == "byte":
         return ByteTokenizer()
@@ -282,6 +294,8 @@ def _tokenizer(parts: dict[str, list[Part]], settings: OwnText) -> Tokenizer:
 
 
 def _rule(settings: OwnText) -> str:
+    if settings.existing is not None:
+        return f"{settings.existing.kind} tokens of a vocabulary of {settings.existing.size:,} that existed before"
     rules = {
         "byte": "bytes as they are",
         "char": "characters as they are",

@@ -23,6 +23,8 @@ SENTENCE_UNKNOWN = "<UNK>"
 DESCRIPTION = "tokenizer.json"
 VOCABULARY = "vocabulary.txt"
 BYTE_PAIRS = "bpe.json"
+BETWEEN_SPACES = ("word", "number")
+"""Kinds whose tokens white space keeps apart: their text may be cut at any."""
 
 
 class Tokenizer(ABC):

@@ -22,7 +22,12 @@ def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     gc.disable()  # a big vocabulary is a million values without a cycle
     limit(memory=request["memory"], seconds=request["seconds"], output=request["bytes"])
-    for job in request["jobs"]:
+    read_jobs(request["jobs"], folder=folder)
+
+
+def read_jobs(jobs: list[dict[str, str]], *, folder: Path) -> None:
+    """Each file in turn, up to the first that is refused."""
+    for job in jobs:
         path = Path(job["path"])
         try:
             read(path, role=job["role"], folder=folder)

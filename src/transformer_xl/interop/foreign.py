@@ -17,7 +17,7 @@ from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLE
 from transformer_xl.interop.huggingface import config_from_huggingface, weights_from_huggingface
 from transformer_xl.interop.layout import NVIDIA, ORIGINAL, Layout, check_shapes, weights_from
 from transformer_xl.interop.optimisers import State, optimiser_state
-from transformer_xl.interop.original import config_from_settings
+from transformer_xl.interop.original import SETTINGS, config_from_settings
 from transformer_xl.interop.reading import Contents, read_foreign
 from transformer_xl.interop.sources import Source
 from transformer_xl.interop.tensorflow import (
@@ -127,6 +127,11 @@ def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> Read:
     jobs = {"model": source.model} | ({"optimiser": source.optimiser} if source.optimiser else {})
     contents = read_foreign(jobs, folder=scratch)
     model = contents["model"]
+    if model.kind == "weights" and source.config is not None:  # our own export for the authors' code
+        told = read_file(source.config)
+        known = {name: told[name] for name in (*SETTINGS, "tgt_len", "ext_len") if name in told}
+        model = Contents(kind="original", facts={"model": {**known, "parameter_order": []}}, tensors=model.tensors)
+        contents = {**contents, "model": model}
     if model.kind not in ("original", "nvidia"):
         raise ImportRefused(f"{source.model}: it holds {model.kind} and no whole model")
     if source.optimiser and contents["optimiser"].kind != "optimiser":
@@ -179,6 +184,18 @@ def _read_tensorflow(source: Source, lengths: Lengths, scratch: Path) -> Read:
     stepped = variables.get("global_step")
     step = int(stepped) if stepped is not None and stepped.numel() == 1 and int(stepped) >= 0 else 0
     evaluation = {"segment": "test_tgt_len", "memory": "test_mem_len", "clamp_len": "test_clamp_len"}
+    optimiser = _tensorflow_adam(variables, config, step)
+    rules = {
+        "sizes": "from the shapes of the variables",
+        "initial_memory": "zeros that are attended to, as that code computes",
+        "same_length_keys": "memory+1, as that code counts",
+        "clusters": "in the order of the paper",
+        "norm_eps": "1e-12, which that code has",
+    }
+    if isinstance(optimiser, State):
+        rules["adam"] = (
+            "its epsilon, 1e-8, is added before the correction for the first steps there and after it here, which is the same but for those steps"
+        )
     return Read(
         kind="tensorflow",
         model=config,
@@ -188,14 +205,8 @@ def _read_tensorflow(source: Source, lengths: Lengths, scratch: Path) -> Read:
         training={
             "evaluation": {ours: told[name] for ours, name in evaluation.items() if _whole(told.get(name)) is not None}
         },
-        optimiser=_tensorflow_adam(variables, config, step),
-        rules={
-            "sizes": "from the shapes of the variables",
-            "initial_memory": "zeros that are attended to, as that code computes",
-            "same_length_keys": "memory+1, as that code counts",
-            "clusters": "in the order of the paper",
-            "norm_eps": "1e-12, which that code has",
-        },
+        optimiser=optimiser,
+        rules=rules,
     )
 
 
@@ -252,7 +263,6 @@ def _tensorflow_adam(variables: Mapping[str, Tensor], config: ModelConfig, step:
         for name, value in ours.items():
             found[f"optimiser.{kind}.{name}"] = value.float().contiguous()
             found[f"optimiser.step.{name}"] = torch.tensor(float(step))
-    # TensorFlow adds its epsilon before the correction for the first steps, torch after it: equal but for those.
     return State(name="adam", learning_rate=0.0, weight_decay=0.0, momentum=0.0, step=step, tensors=found)
 
 

@@ -17,6 +17,7 @@ from transformer_xl.interop.optimisers import State
 from transformer_xl.interop.sources import Source, find_source
 from transformer_xl.interop.vocabularies import Chosen, choose_tokenizer, numbers_only, read_vocabulary_file
 from transformer_xl.model import parameter_count
+from transformer_xl.progress import say
 
 STEPS_MORE = 10_000
 """How far training would go on, where nothing says how long it was to be."""
@@ -51,31 +52,37 @@ def import_run(source: Path, out: Path, *, lengths: Lengths, vocabulary: Path | 
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=parent) as scratch:
         try:
             read = read_source(found, lengths=lengths, scratch=Path(scratch))
-            chosen = _vocabulary(found, read, asked=vocabulary, scratch=Path(scratch) / "vocabulary")
+            chosen, file = _vocabulary(found, read, asked=vocabulary, scratch=Path(scratch) / "vocabulary")
             config = _run_config(read, lengths)
         except ImportRefused:
             raise
         except TransformerXLError as error:
             raise ImportRefused(f"{found.model}: {error}") from None
-        return _write(out, found, read, chosen, config, asked=vocabulary)
+        return _write(out, found, read, chosen, config, vocabulary=file)
 
 
-def _vocabulary(source: Source, read: Read, *, asked: Path | None, scratch: Path) -> Chosen:
+def _vocabulary(source: Source, read: Read, *, asked: Path | None, scratch: Path) -> tuple[Chosen, Path | None]:
+    """The tokenizer, and the file of its own that it came from."""
     size = read.model.vocabulary
     if asked is not None:
-        chosen = read_vocabulary_file(asked, scratch=scratch)
-        where = str(asked)
+        chosen, file = read_vocabulary_file(asked, scratch=scratch), asked
     elif read.vocabulary is not None:
-        chosen, where = choose_tokenizer(read.vocabulary, name=source.model), str(source.model)
+        chosen, file = choose_tokenizer(read.vocabulary, name=source.model), None
     elif source.vocabulary is not None:
-        chosen, where = read_vocabulary_file(source.vocabulary, scratch=scratch), str(source.vocabulary)
+        chosen, file = read_vocabulary_file(source.vocabulary, scratch=scratch), source.vocabulary
     else:
-        return numbers_only(size)
+        return numbers_only(size), None
+    where = file or source.model
+    if chosen.tokenizer.size != size and asked is None and not source.vocabulary_is_beside:
+        say(
+            f"{where} is another model's: it has {chosen.tokenizer.size:,} symbols where this one has {size:,}, so it is passed over"
+        )
+        return numbers_only(size), None
     if chosen.tokenizer.size != size:
         raise ImportRefused(
             f"{where}: it has {chosen.tokenizer.size:,} symbols where the model has {size:,}; give the right one with --vocabulary"
         )
-    return chosen
+    return chosen, file
 
 
 def _run_config(read: Read, lengths: Lengths) -> RunConfig:
@@ -104,10 +111,12 @@ def _run_config(read: Read, lengths: Lengths) -> RunConfig:
     )
 
 
-def _write(out: Path, source: Source, read: Read, chosen: Chosen, config: RunConfig, *, asked: Path | None) -> Imported:
-    state, optimiser = None, "none came with the model"
+def _write(
+    out: Path, source: Source, read: Read, chosen: Chosen, config: RunConfig, *, vocabulary: Path | None
+) -> Imported:
+    optimiser = "none came with the model"
     if isinstance(read.optimiser, State):
-        state, optimiser = _training_state(read.optimiser, config), f"{read.optimiser.name}, after {read.step:,} steps"
+        optimiser = f"{read.optimiser.name}, after {read.step:,} steps"
     elif read.optimiser is not None:
         optimiser = f"left out: {read.optimiser}"
     about = About(
@@ -117,7 +126,7 @@ def _write(out: Path, source: Source, read: Read, chosen: Chosen, config: RunCon
         data="",
         step=read.step,
     )
-    files = [source.model, source.config, source.optimiser, asked if asked is not None else source.vocabulary]
+    files = [source.model, source.config, source.optimiser, vocabulary]
     if source.kind == "tensorflow":
         files += sorted(source.model.parent.glob(f"{source.model.stem}.data-*"))
     provenance = {
@@ -141,7 +150,7 @@ def _write(out: Path, source: Source, read: Read, chosen: Chosen, config: RunCon
             about=about,
             weights=read.weights,
             tokenizer=chosen.tokenizer,
-            training=state,
+            training=_training_state(read, config),
         )
     return Imported(
         run=out,
@@ -155,16 +164,18 @@ def _write(out: Path, source: Source, read: Read, chosen: Chosen, config: RunCon
     )
 
 
-def _training_state(optimiser: State, config: RunConfig) -> TrainingState:
-    """As `training` keeps it: the data are read from their beginning, with an empty memory, for no old format says where it stood in ours."""
+def _training_state(read: Read, config: RunConfig) -> TrainingState:
+    """As `training` keeps it: the data are read from their beginning, with an empty memory, for no old format says where it stood in ours. Without
+    the optimiser's state training can go on, too: an optimiser without one begins anew."""
+    momenta = read.optimiser.tensors if isinstance(read.optimiser, State) else {}
     generator = torch.Generator().manual_seed(config.training.seed)
     values: dict[str, Any] = {
         **dict.fromkeys(("tokens", "seconds", "skipped", "average_count"), 0),
-        "step": optimiser.step,
+        "step": read.step,
         "rate_scale": 1.0,
         "best_nats": None,
         "window": {},
         "lanes": None,
         "scaler": {},
     }
-    return TrainingState(tensors={"random.cpu": generator.get_state(), **optimiser.tensors}, values=values)
+    return TrainingState(tensors={"random.cpu": generator.get_state(), **momenta}, values=values)

@@ -70,7 +70,7 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, layout: Layo
             ours[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
         except RuntimeError:
             raise CheckpointError(f"the parts of {name} have shapes that do not fit together") from None
-    for copy, source in _copies(config, layout):
+    for copy, source in copies(config, layout):
         if copy in left and not torch.equal(left.pop(copy), theirs[source]):
             raise CheckpointError(f"{copy} differs from {source}, whose copy it must be; the checkpoint is damaged")
     for name in {piece.theirs for piece in _pieces(config, layout)}:
@@ -183,7 +183,7 @@ def _encoding_pieces(config: ModelConfig, layout: Layout) -> Iterator[_Piece]:
             yield _Piece(theirs=f"{at}r_emb", ours="encoding.position_NRD", turned=1, heads=heads)
 
 
-def _copies(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str]]:
+def copies(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str]]:
     """Names under which they may repeat a tensor, with the tensor's own name."""
     at = layout.prefix
     for name in BIAS_NAMES if config.share_biases and config.encoding == "relative" else ():

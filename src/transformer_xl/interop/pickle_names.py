@@ -119,6 +119,8 @@ CLASSES = {
     "utils.vocabulary Vocab",
     "utils.data_utils Corpus",
     "argparse Namespace",
+    "apex.fp16_utils.loss_scaler LossScaler",
+    "apex.fp16_utils.loss_scaler DynamicLossScaler",
     "sacremoses.normalize MosesPunctNormalizer",
     "sacremoses.tokenize MosesTokenizer",
     "sacremoses.tokenize MosesDetokenizer",

@@ -10,7 +10,9 @@ from transformer_xl.errors import ImportRefused
 Kind = Literal["huggingface", "torch", "tensorflow"]
 HUGGINGFACE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 HUGGINGFACE_VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
-TORCH_MODELS = ("model.pt", "checkpoint_last.pt", "checkpoint_best.pt")
+TORCH_MODELS = ("model.pt", "checkpoint_last.pt", "checkpoint_best.pt", "state_dict.pt")
+CONSTRUCTOR, STATE = "constructor.json", "state_dict.pt"
+"""What our own export for the authors' code is made of: their constructor's arguments, and the state of their module."""
 BESIDE_A_MODEL = re.compile(r"(cache|vocab|optimizer)\.(pt|pkl|bin|txt)$")
 SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}$")
 
@@ -22,6 +24,8 @@ class Source:
     model: Path
     config: Path | None = None
     vocabulary: Path | None = None
+    vocabulary_is_beside: bool = True
+    """In the model's own folder, so that it must be the model's; one folder up it may be another's."""
     optimiser: Path | None = None
 
 
@@ -38,6 +42,8 @@ def find_source(path: Path) -> Source:
 def _of_file(path: Path) -> Source:
     if BESIDE_A_MODEL.fullmatch(path.name):
         raise ImportRefused(f"{path} belongs to a model but is none; name the model's file, or the folder of both")
+    if path.name == CONSTRUCTOR:
+        return _torch(path.with_name(STATE))
     if path.name == "config.json":
         return _huggingface(path.parent, _only_weights(path.parent))
     if path.name in HUGGINGFACE_WEIGHTS or path.suffix in (".safetensors", ".bin"):
@@ -85,17 +91,33 @@ def _huggingface(folder: Path, weights: Path) -> Source:
 
 
 def _torch(path: Path) -> Source:
-    """A vocabulary lies with the data, not with the model: beside it, or one folder up."""
-    vocabulary = _first(path.parent, ("cache.pt",)) or _first(path.parent.parent, ("cache.pt",))
-    return Source(kind="torch", model=path, vocabulary=vocabulary, optimiser=_first(path.parent, ("optimizer.pt",)))
+    """A vocabulary lies with the data, not with the model: beside it, or one folder up, where it may also be another model's."""
+    folder = path.parent
+    if path.name == STATE:
+        vocabulary, config = _first(folder, ("vocab.txt",)), _first(folder, (CONSTRUCTOR,))
+        return Source(kind="torch", model=path, config=config, vocabulary=vocabulary)
+    beside = _first(folder, ("cache.pt",))
+    return Source(
+        kind="torch",
+        model=path,
+        vocabulary=beside or _first(folder.parent, ("cache.pt",)),
+        vocabulary_is_beside=beside is not None,
+        optimiser=_first(folder, ("optimizer.pt",)),
+    )
 
 
 def _tensorflow(index: Path) -> Source:
     if not index.is_file():
         raise ImportRefused(f"{index} is missing; a TensorFlow checkpoint is its .index and its .data files together")
     folder = index.parent
-    vocabulary = _first(folder, ("cache.pkl",)) or _first(folder.parent, ("cache.pkl",))
-    return Source(kind="tensorflow", model=index, config=_first(folder, ("config.json",)), vocabulary=vocabulary)
+    beside = _first(folder, ("cache.pkl",))
+    return Source(
+        kind="tensorflow",
+        model=index,
+        config=_first(folder, ("config.json",)),
+        vocabulary=beside or _first(folder.parent, ("cache.pkl",)),
+        vocabulary_is_beside=beside is not None,
+    )
 
 
 def _named_newest(folder: Path, indices: list[Path]) -> Path | None:

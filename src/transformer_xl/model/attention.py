@@ -45,6 +45,10 @@ class _RelativeShift(torch.autograd.Function):
 
 def relative_shift(by_distance_BHTS: Tensor) -> Tensor:
     """Scores by distance -> scores by key. Cells of the future hold garbage: mask them before anything else."""
+    if torch.compiler.is_exporting():  # a view by strides has no counterpart in a graph for every length
+        T, S = by_distance_BHTS.shape[2:]
+        column_TS = T - 1 - torch.arange(T)[:, None] + torch.arange(S)
+        return by_distance_BHTS.gather(-1, column_TS.clamp(max=S - 1).expand(by_distance_BHTS.shape))
     shifted: Tensor = _RelativeShift.apply(by_distance_BHTS.contiguous())  # type: ignore[no-untyped-call]
     return shifted
 

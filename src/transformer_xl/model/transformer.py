@@ -4,8 +4,8 @@ memory of layer n  m m m m |             what layer n was given at the last M po
 segment            . . . . | 0 1 2 3     keys and values come from both, queries from the segment alone
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
+from transformer_xl.model.adaptive_loss import TableGradient
 from transformer_xl.model.attention import Sight
 from transformer_xl.model.attention import attend as torch_attend
 from transformer_xl.model.dropout import Dropout
@@ -124,6 +125,18 @@ class Layer(nn.Module):
         return plain and not torch.is_autocast_enabled(hidden_BTD.device.type) and native.usable(hidden_BTD)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """What a segment became on its way through the layers."""
+
+    hidden_BTD: Tensor
+    """The last layer's output."""
+    inputs: tuple[Tensor, ...]
+    """What each layer was given, [B, T, D]: the memory to be."""
+    intermediate: tuple[Tensor, ...]
+    """What each layer gave, [B, T, D]."""
+
+
 class TransformerXL(nn.Module):
     """The paper's model and, by `config.encoding`, those it is compared with."""
 
@@ -195,33 +208,10 @@ class TransformerXL(nn.Module):
         """
         B, T = self._check(tokens_BT, targets_BT, overlap)
         memory = self._take(memory, lanes=B)
-        M = memory.length
-        valid_B = memory.valid_B if memory.ragged else None
-        sight = Sight(
-            memory=M,
-            segment=T,
-            valid_B=valid_B,
-            visible_distance=self.config.visible_distance,
-            device=tokens_BT.device,
-        )
-        distances = self.encoding.distances(M + T)
         gradient = None if targets_BT is None else self.vocabulary.table_gradient(tokens_BT)
-        embedded_BTD = self.vocabulary.embed(tokens_BT, gradient=gradient)
-        hidden_BTD = self.embedding_dropout(self.encoding.enter_first(embedded_BTD), 1)
-        inputs, intermediate = [], []
-        for number, layer in enumerate(self.layers):
-            inputs.append(hidden_BTD)
-            hidden_BTD = self.encoding.enter(hidden_BTD, layer=number)
-            arguments = (hidden_BTD, memory.layers[number], distances[number], sight, self.attend)
-            if self.recompute and torch.is_grad_enabled():
-                hidden_BTD = checkpoint(layer, *arguments, use_reentrant=False)
-            else:
-                hidden_BTD = layer(*arguments)
-            intermediate.append(hidden_BTD)
-        if self.final_norm is not None:
-            hidden_BTD = self.final_norm(hidden_BTD)
-        hidden_BTD = self.output_dropout(hidden_BTD, 1)
-
+        valid_B = memory.valid_B if memory.ragged else None
+        passed = self.pass_through(tokens_BT, memory.layers, valid_B=valid_B, gradient=gradient)
+        hidden_BTD, inputs = passed.hidden_BTD, passed.inputs
         new_memory = memory.extended([values[:, : T - overlap] for values in inputs], limit=self.config.memory)
         if targets_BT is None:
             return Output(loss_BT=None, hidden_BTD=hidden_BTD, memory=new_memory)
@@ -230,7 +220,39 @@ class TransformerXL(nn.Module):
             loss_BT=self.vocabulary.loss(scored_BTD, targets_BT, gradient=gradient),
             hidden_BTD=hidden_BTD,
             memory=new_memory,
-            auxiliary_loss=self._auxiliary_loss(intermediate[:-1], scored_BTD, targets_BT, progress),
+            auxiliary_loss=self._auxiliary_loss(passed.intermediate[:-1], scored_BTD, targets_BT, progress),
+        )
+
+    def pass_through(
+        self,
+        tokens_BT: Tensor,
+        memory: Sequence[Tensor],
+        *,
+        valid_B: Tensor | None,
+        gradient: TableGradient | None = None,
+    ) -> "Passed":
+        """The layers alone, on tokens and memory that were checked: one [B, M, D] for each layer, of which `valid_B` are real (None: all)."""
+        M, T = memory[0].shape[1], tokens_BT.shape[1]
+        sight = Sight(
+            memory=M, segment=T, valid_B=valid_B, visible_distance=self.config.visible_distance, device=tokens_BT.device
+        )
+        distances = self.encoding.distances(M + T)
+        embedded_BTD = self.vocabulary.embed(tokens_BT, gradient=gradient)
+        hidden_BTD = self.embedding_dropout(self.encoding.enter_first(embedded_BTD), 1)
+        inputs, intermediate = [], []
+        for number, layer in enumerate(self.layers):
+            inputs.append(hidden_BTD)
+            hidden_BTD = self.encoding.enter(hidden_BTD, layer=number)
+            arguments = (hidden_BTD, memory[number], distances[number], sight, self.attend)
+            if self.recompute and torch.is_grad_enabled():
+                hidden_BTD = checkpoint(layer, *arguments, use_reentrant=False)
+            else:
+                hidden_BTD = layer(*arguments)
+            intermediate.append(hidden_BTD)
+        if self.final_norm is not None:
+            hidden_BTD = self.final_norm(hidden_BTD)
+        return Passed(
+            hidden_BTD=self.output_dropout(hidden_BTD, 1), inputs=tuple(inputs), intermediate=tuple(intermediate)
         )
 
     def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
@@ -260,7 +282,7 @@ class TransformerXL(nn.Module):
         return replace(memory, layers=tuple(layer.detach() for layer in memory.layers))
 
     def _auxiliary_loss(
-        self, intermediate: list[Tensor], scored_BTD: Tensor, targets_BT: Tensor, progress: float
+        self, intermediate: Sequence[Tensor], scored_BTD: Tensor, targets_BT: Tensor, progress: float
     ) -> Tensor | None:
         config, T = self.config, targets_BT.shape[1]
         if not self.training or not (config.auxiliary_layers or config.auxiliary_targets):

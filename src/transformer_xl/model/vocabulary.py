@@ -97,6 +97,17 @@ class Vocabulary(nn.Module):
 
     def _embed_clusters(self, tokens_BT: Tensor) -> Tensor:
         edges, flat_P = self.config.cluster_edges, tokens_BT.reshape(-1)
+        if (
+            torch.compiler.is_exporting()
+        ):  # how many tokens a cluster has is no size that a graph could know: look every token up in each
+            embedded_BTD = tokens_BT.new_zeros(1, dtype=self.tables[0].dtype)
+            for cluster, table in enumerate(self.tables):
+                row_BT = (tokens_BT - edges[cluster]).clamp(0, len(table) - 1)
+                inside_BT1 = ((tokens_BT >= edges[cluster]) & (tokens_BT < edges[cluster + 1]))[..., None]
+                embedded_BTD = torch.where(
+                    inside_BT1, self._project_in(cluster, F.embedding(row_BT, table)), embedded_BTD
+                )
+            return embedded_BTD
         places, rows = [], []
         for cluster, table in enumerate(self.tables):
             place_P = ((flat_P >= edges[cluster]) & (flat_P < edges[cluster + 1])).nonzero().squeeze(1)

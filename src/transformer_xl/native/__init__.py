@@ -46,6 +46,9 @@ def library() -> ctypes.CDLL | None:
 
 
 def usable(like: Tensor) -> bool:
+    """Also not while torch records a graph, which must consist of its own operations."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
     return like.device.type == "cpu" and like.dtype in DTYPES and library() is not None
 
 

@@ -1,12 +1,13 @@
 """Where a run begins: from nothing, or exactly where it stopped."""
 
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
-from transformer_xl.checkpoint import RunFolder, read_training_state, same_tokenizer, verify
+from transformer_xl.checkpoint import RunFolder, TrainingState, read_training_state, same_tokenizer, verify
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
 from transformer_xl.config import RunConfig
 from transformer_xl.data.store import Store
@@ -37,12 +38,12 @@ def start_or_resume(
     session = Session.fresh(config, store=store, device=device, ranks=ranks)
     checkpoint = ranks.from_first(lambda: checkpoint_to_go_on_from(run, resume))
     if checkpoint is not None:
-        check_same_run(read_config(checkpoint / "config.json"), config, checkpoint)
+        state = read_training_state(checkpoint)
+        check_same_run(read_config(checkpoint / "config.json"), config, checkpoint, free=free_to_change(state))
         if not same_tokenizer(checkpoint, store.folder):
             raise CheckpointError(
                 f"{store.folder} has another vocabulary than {checkpoint} was trained on; give the data it began with"
             )
-        state = read_training_state(checkpoint)
         session.restore(state, weights=load_file(checkpoint / "model.safetensors"))
         say(f"going on from step {session.step} ({checkpoint})")
         if (saved := state.values.get("ranks", 1)) != ranks.count:
@@ -84,7 +85,15 @@ def newest_sound_checkpoint(run: RunFolder) -> Path | None:
     return None
 
 
-def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path) -> None:
+def free_to_change(state: TrainingState) -> set[str]:
+    """Fields of MUST_STAY that nothing was made by yet: an imported run has no place in any data, and at most an optimiser's state."""
+    if state.values.get("lanes") is not None:
+        return set()
+    has_momenta = any(name.startswith("optimiser.") for name in state.tensors)
+    return {*MUST_STAY} - ({"optimiser"} if has_momenta else set())
+
+
+def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path, *, free: Collection[str] = ()) -> None:
     then, here = asdict(before), asdict(now)
     changed = [
         (f"{part}.{name}", then[part].get(name), here[part].get(name))
@@ -93,7 +102,11 @@ def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path) -> None:
         if then[part].get(name) != here[part].get(name)
     ]
     shown = {name: f"{name} {old} -> {new}" for name, old, new in changed}
-    fixed = [text for name, text in shown.items() if name.startswith("model.") or name.split(".")[1] in MUST_STAY]
+    fixed = [
+        text
+        for name, text in shown.items()
+        if name.startswith("model.") or name.split(".")[1] in {*MUST_STAY} - {*free}
+    ]
     if fixed:
         raise CheckpointError(
             f"{checkpoint} was made with another configuration ({', '.join(fixed[:3])}); choose another --run"
