@@ -38,7 +38,7 @@ class Running:
 
     def client(self, **options: Any) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.Client(base_url=self.address, timeout=60, trust_env=False, headers=headers, **options)
+        return httpx.Client(base_url=self.address, timeout=60, trust_env=False, verify=False, headers=headers, **options)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         with self.client() as client:

@@ -89,7 +89,15 @@ def make_app(
     _add_open(app)
     _add_models(app)
     _add_sessions(app)
+    _describe_models(app)
     return app
+
+
+def _describe_models(app: FastAPI) -> None:
+    """OpenAPI lists the models that are served."""
+    for schema in app.openapi()["components"]["schemas"].values():
+        if "model" in schema.get("required", ()) and schema.get("additionalProperties") is False:
+            schema["properties"]["model"]["enum"] = list(app.state.models)
 
 
 async def _watch(models: list[Served]) -> None:
