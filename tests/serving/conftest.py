@@ -1,7 +1,6 @@
 """Servers that several tests of this room talk to."""
 
 import pytest
-
 from serving_helpers import in_process, in_thread
 
 

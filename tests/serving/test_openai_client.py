@@ -6,9 +6,9 @@ import httpx
 import openai
 import pytest
 import torch
+from serving_helpers import events, in_thread
 
 import transformer_xl as txl
-from serving_helpers import events, in_thread
 from transformer_xl.serving.limits import Limits
 
 PROMPT = "def decode(self, s, _w=WHITESPACE.match):\n"
@@ -129,7 +129,9 @@ def test_a_fixed_seed_gives_the_same_text_alone_and_among_64_others(trained_run)
         others = [server.post for _ in range(64)]
         with ThreadPoolExecutor(67) as pool:
             body = {"model": "small", "max_tokens": 200}
-            running = [pool.submit(post, "/v1/completions", **body, prompt=f"x{i}" * i) for i, post in enumerate(others)]
+            running = [
+                pool.submit(post, "/v1/completions", **body, prompt=f"x{i}" * i) for i, post in enumerate(others)
+            ]
             while server.metric("under_way") < 40:
                 assert not all(one.done() for one in running)
             before = server.metric("steps_total"), server.metric("tokens_written_total")

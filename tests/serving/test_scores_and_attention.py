@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from serving_helpers import in_thread
 
 import transformer_xl as txl
-from serving_helpers import in_thread
 from transformer_xl.analysis.attention import TOP_SHARE, attention_maps
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.training import train

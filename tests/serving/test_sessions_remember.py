@@ -4,8 +4,8 @@ import random
 import time
 
 import pytest
-
 from serving_helpers import events, in_thread
+
 from transformer_xl.serving.limits import Limits
 
 

@@ -13,8 +13,8 @@ from statistics import quantiles
 import httpx
 import pytest
 import torch
-
 from serving_helpers import Running, events, in_process, in_thread
+
 from transformer_xl.inference import Engine
 from transformer_xl.serving.limits import Limits
 
@@ -34,7 +34,7 @@ def test_w1_every_request_of_many_clients_is_answered_with_its_own_text(
 ):
     def body(number: int) -> dict[str, object]:
         prompt = f"request {number}: " * (1 + number % 7)
-        return {"model": "small", "prompt": prompt, "max_tokens": 12 + number % 9, "seed": number, "temperature": 1.0}
+        return {"model": "small", "prompt": prompt, "max_tokens": 30 + number % 9, "seed": number, "temperature": 1.0}
 
     total, refused = clients * requests, 0
     with in_process(trained_run, folder=tmp_path, options=("--admit", str(admitted))) as server:
@@ -63,7 +63,9 @@ def test_w1_every_request_of_many_clients_is_answered_with_its_own_text(
         steps = server.metric("steps_total") - before[0]
         written = server.metric("tokens_written_total") - before[1]
     right = sum(found[n] == serial[n] for n in range(total))
-    print(f"W1: {len(found)}/{total} answered, {right} as alone, {refused} times 429, {written / steps:.1f} texts a step, {seconds:.1f} s")
+    print(
+        f"W1: {len(found)}/{total} answered, {right} as alone, {refused} times 429, {written / steps:.1f} texts a step, {seconds:.1f} s"
+    )
     assert len(found) == right == total
     assert len(set(serial)) > total * 0.9, "mixed-up answers would not show"
     assert refused > 0
@@ -107,7 +109,9 @@ def test_w2_streams_that_are_cancelled_leave_nothing_behind(trained_run, tmp_pat
         seconds = time.monotonic() - ended_at
         written = server.metric("tokens_written_total")
         told = server.errors.read_text()
-        print(f"W2: {streams} streams, {sum(map(bool, seen))} cancelled while they ran, 0 in flight after {seconds:.2f} s")
+        print(
+            f"W2: {streams} streams, {sum(map(bool, seen))} cancelled while they ran, 0 in flight after {seconds:.2f} s"
+        )
     assert sum(map(bool, seen)) > streams * 0.6
     assert written < streams * 2_000, "they ran on"
     assert "Traceback" not in told
@@ -131,9 +135,7 @@ def loris(port: int, kind: int) -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize(
-    ("count", "seconds"), [(40, 1.0), pytest.param(400, 10.0, marks=SLOW)], ids=["quick", "full"]
-)
+@pytest.mark.parametrize(("count", "seconds"), [(40, 1.0), pytest.param(400, 10.0, marks=SLOW)], ids=["quick", "full"])
 def test_w3_slow_loris_connections_are_closed_and_honest_clients_do_not_notice(trained_run, tmp_path, count, seconds):
     limit = 1.5 * seconds
 
@@ -210,7 +212,7 @@ def test_w10_sigterm_lets_what_is_under_way_finish(trained_run, tmp_path):
 
         def stream(number: int) -> str:
             # Every other one is far too long, and is sent away in the end.
-            body = {"model": "small", "prompt": "x", "max_tokens": 16_384 if number % 2 else 400, "stream": True}
+            body = {"model": "small", "prompt": "x", "max_tokens": 16_384 if number % 2 else 100, "stream": True}
             try:
                 return server.post("/v1/completions", **body).text
             except httpx.HTTPError as error:
@@ -232,17 +234,19 @@ def test_w10_sigterm_lets_what_is_under_way_finish(trained_run, tmp_path):
         told = server.errors.read_text()
     finished = sum(text.endswith("data: [DONE]\n\n") for text in texts)
     sent_away = sum("the server is stopping" in text for text in texts)
-    print(f"W10: 64 in flight, {finished} finished, {sent_away} were told that the server stops, over after {seconds:.1f} s")
+    print(
+        f"W10: 64 in flight, {finished} finished, {sent_away} were told that the server stops, over after {seconds:.1f} s"
+    )
     assert code == 0
     assert seconds < 10
     assert finished >= 32
     assert finished + sent_away == 64
-    assert all(len(events(text)) == 401 for text in texts[::2])
+    assert all(len(events(text)) == 101 for text in texts[::2])
     assert "Traceback" not in told
 
 
-LENGTH = 77
-"""A prompt of so many tokens is the one that breaks the model."""
+LENGTH = 500
+"""A prompt of so many tokens is the one that breaks the model; nobody else reads so many."""
 
 
 @pytest.fixture
@@ -279,9 +283,7 @@ def breaking(monkeypatch):
 
 @pytest.mark.parametrize("where", ["prompt", "text"])
 @pytest.mark.parametrize(("how", "status"), [("raises", 500), ("no numbers", 500), ("hangs", 504)])
-def test_w11_a_model_that_breaks_on_one_request_fails_that_one_alone(
-    trained_run, breaking, how, status, where, caplog
-):
+def test_w11_a_model_that_breaks_on_one_request_fails_that_one_alone(trained_run, breaking, how, status, where, caplog):
     caplog.set_level("CRITICAL")
     others = [{"prompt": "y" * (3 + 5 * number), "max_tokens": 60, "seed": number} for number in range(12)]
     with in_thread(trained_run, limits=Limits(patience_seconds=1.0, deadline_seconds=30)) as server:

@@ -63,8 +63,8 @@ def make_app(
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
-        for served in models:
-            served.close()
+        ended = [served.close() for served in models]  # every one of them, whatever the first says
+        app.state.ended = all(ended)
 
     app = FastAPI(
         title="Transformer-XL",

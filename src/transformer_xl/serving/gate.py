@@ -71,7 +71,9 @@ class Gate:
         if len(headers) > HEADERS or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
             return 431
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
-            return 400  # two ways to tell where the body ends: what one server reads as one request, another reads as two
+            return (
+                400  # two ways to tell where the body ends: what one server reads as one request, another reads as two
+            )
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._known(hosts[0].decode("latin-1"), scope):
             return 403

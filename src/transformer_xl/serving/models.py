@@ -36,9 +36,10 @@ class Served:
         self._writer.start()
         self._looker.start()
 
-    def close(self) -> None:
-        self._writer.close()
-        self._looker.close()
+    def close(self) -> bool:
+        """Whether all its threads have ended; one that is stuck never does."""
+        ended = [scheduler.close() for scheduler in (self._writer, self._looker)]
+        return all(ended) and not self.counts.threads_abandoned
 
     def write(self, order: Order, writings: list[Writing]) -> None:
         self._writer.write(order, writings)
