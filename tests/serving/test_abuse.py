@@ -175,7 +175,8 @@ def test_w5_what_openapi_describes_is_what_happens(trained_run, tmp_path, exampl
     assert {status for _, status in answered} <= {200, 400, 404, 405, 409, 413, 422, 429, 504}
     assert {200, 422} <= {status for _, status in answered}
     if examples > 2:
-        assert all(answered[route, 200] for route in routes), answered
+        # Names of saved sessions are not described, and are never guessed.
+        assert all(answered[route, 200] for route in routes - {"/v1/sessions/restore"}), answered
 
 
 @pytest.mark.parametrize(
