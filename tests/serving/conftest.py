@@ -11,7 +11,7 @@ def server(trained_run):
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def process(trained_run, tmp_path_factory):
     """In a process of its own, for many clients."""
     with in_process(trained_run, folder=tmp_path_factory.mktemp("process")) as running:
