@@ -6,12 +6,16 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serving_helpers import in_thread
 
 from transformer_xl.cli import main
+from transformer_xl.serving import completions
+from transformer_xl.serving.lanes import Wish
 from transformer_xl.serving.limits import Limits
 
 MARK = "Zx7Marked"
@@ -148,11 +152,18 @@ def test_pages_talk_only_to_the_server_they_came_from(server):
         pytest.param(1000, "examples,coverage,fuzzing", marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
     ],
 )
-def test_w5_what_openapi_describes_is_what_happens(trained_run, tmp_path, examples, phases):
-    """Requests made from the server's own description, broken ones among them; long texts are cut short by a deadline."""
+def test_w5_what_openapi_describes_is_what_happens(trained_run, tmp_path, monkeypatch, examples, phases):
+    """Requests made from the server's own description, broken ones among them; of long texts only the beginning is written."""
+    asked = completions.wish
+
+    def short(*arguments: Any, **options: Any) -> Wish:
+        wish = asked(*arguments, **options)
+        return replace(wish, tokens=min(wish.tokens, 16))
+
+    monkeypatch.setattr(completions, "wish", short)
     (tmp_path / "saved").mkdir()
     report = tmp_path / "report.ndjson"
-    limits = Limits(deadline_seconds=0.2, sessions=10_000)
+    limits = Limits(sessions=10_000)
     with in_thread(trained_run, sessions=tmp_path / "saved", limits=limits) as server:
         session, victim = (server.post("/v1/sessions", model="small").json()["id"] for _ in range(2))
         (tmp_path / "schemathesis.toml").write_text(
@@ -172,7 +183,7 @@ def test_w5_what_openapi_describes_is_what_happens(trained_run, tmp_path, exampl
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     routes = {route for route, _ in answered if route.startswith("/v1")}
     assert len(routes) == 13, routes
-    assert {status for _, status in answered} <= {200, 400, 404, 405, 409, 413, 422, 429, 504}
+    assert {status for _, status in answered} <= {200, 400, 404, 405, 409, 413, 422}
     assert {200, 422} <= {status for _, status in answered}
     if examples > 2:
         # Names of saved sessions are not described, and are never guessed.

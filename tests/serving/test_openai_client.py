@@ -92,6 +92,16 @@ def test_log_probabilities_are_openais_and_the_models_own(client, trained_run):
     assert alone.choices[0].logprobs.token_logprobs == pytest.approx(told.token_logprobs[:10], abs=1e-6)
 
 
+def test_settings_at_their_ends_are_settings(client):
+    asked = {"model": "small", "prompt": PROMPT, "max_tokens": 8, "seed": 1}
+    greedy = client.completions.create(**asked, temperature=0).choices[0].text
+    for extreme in (5e-324, 2.2250738585072014e-308, 1e-5):
+        assert client.completions.create(**asked, temperature=extreme).choices[0].text == greedy
+        assert client.completions.create(**asked, top_p=extreme).choices[0].text == greedy
+    assert client.completions.create(**asked, temperature=1e-4).choices[0].text == greedy
+    assert client.completions.create(**asked, temperature=2.0, extra_body={"top_k": 2**31 - 1}).choices[0].text
+
+
 def test_errors_are_the_clients_own(client, server, trained_run):
     with pytest.raises(openai.NotFoundError, match="no such model"):
         client.completions.create(model="another", prompt="x")

@@ -23,6 +23,9 @@ from transformer_xl.serving.refusals import Refusal, error_body
 from transformer_xl.serving.sessions import Session
 from transformer_xl.serving.texts import TOO_LONG, UNKNOWN, checked
 
+COLDEST = 1e-4
+"""Below it the likeliest token is all that is left, and dividing by it would leave no numbers."""
+
 
 @dataclass
 class Answer:
@@ -84,9 +87,10 @@ class Answer:
 
 def wish(body: Generation, *, seed: int, segment: int | None, keep: bool) -> Wish:
     stop = body.stop or ()
+    temperature = 1.0 if body.temperature is None else body.temperature
     return Wish(
         sampling=Sampling(
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=temperature if temperature >= COLDEST else 0.0,
             top_p=body.top_p or 1.0,
             top_k=body.top_k or 0,
             seed=seed,
