@@ -4,6 +4,7 @@
     txl bench evaluation --against huggingface    (the last transformers release that has TransfoXL, in its own environment)
     txl bench sliding                             (memory against a vanilla window read anew for each token)
     txl bench training --against huggingface      (whole steps: forward, backward, clip, Adam)
+    txl bench serving                             (txl serve: 16 streams against one, and the wait for a first token)
     txl bench generation --plot flat.png          (time and memory per token as the text grows)
 
 Weights are random: speed does not depend on them. --scale tiny tries everything in seconds; its figures mean nothing."""
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
-        metavar="generation|evaluation|sliding|training",
-        choices=("generation", "evaluation", "sliding", "training"),
+        metavar="generation|evaluation|sliding|training|serving",
+        choices=("generation", "evaluation", "sliding", "training", "serving"),
     )
     parser.add_argument(
         "--preset", metavar="P", help="training: a preset's model, segment and lanes in place of the two shapes"
@@ -47,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--preset: {arguments.preset} is for txl bench training; leave it out")
     if arguments.plot:
         return plot(arguments)
+    if arguments.kind == "serving":
+        return serving(arguments)
     from transformer_xl.benchmarks.measure import measure
 
     result = measure(
@@ -60,6 +63,28 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result.as_json(), indent=2))
     else:
         print_result(result)
+    return 0
+
+
+def serving(arguments: argparse.Namespace) -> int:
+    if arguments.against:
+        raise ConfigError("--against: there is no other server to compare with; leave it out")
+    from transformer_xl.benchmarks.serving import measure_serving
+
+    result = measure_serving(scale=arguments.scale, rounds=arguments.rounds)
+    if arguments.json:
+        print(json.dumps(result.as_json(), indent=2))
+        return 0
+    for row in result.rows:
+        if row.tokens_per_second is not None and row.spread is not None:
+            speed = f"{number(row.tokens_per_second)} tokens/s ({number(row.spread[0])}-{number(row.spread[1])})"
+            told = "" if row.ratio_to_one_stream is None else f", {number(row.ratio_to_one_stream)}x one stream"
+        else:
+            speed, told = f"{number(row.first_token_seconds or 0.0)} s", ""
+        print(f"{row.workload}, {row.implementation}: {speed}{told}; {row.peak_memory_mb:,.0f} MB")
+    print(f"{result.processor}, {result.cores} cores, torch {result.torch}, rounds: {result.rounds}; medians")
+    if result.scale == "tiny":
+        print("tiny shapes: these figures say that the command works and nothing about speed")
     return 0
 
 
