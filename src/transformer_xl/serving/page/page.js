@@ -1,0 +1,345 @@
+// The page's doings, top to bottom: what is remembered, runs to choose from, reading, generating, comparing, and the charts.
+
+import { Attention } from "./attention.js";
+import { Chart, MEAN_NAME, runningMean } from "./chart.js";
+import { meanLoss, Pane } from "./pane.js";
+import { ask, Refusal, streamed, useKey } from "./server.js";
+import { remember, remembered, startTheme } from "./settings.js";
+import { LEVELS, tokensOf } from "./tokens.js";
+import { count, described, nats, tokens as tokenCount } from "./wording.js";
+
+const byId = (id) => document.getElementById(id);
+const FIELDS = ["max_tokens", "temperature", "top_p", "top_k", "seed"];
+const DRAW_EVERY_MS = 60;
+
+const nothing = byId("nothing");
+
+let runs = [];
+let panes = [];
+let running = null;
+
+const attention = new Attention({ problem, changed: (choice) => remember({ choice }), choice: remembered().choice });
+const lossChart = new Chart(byId("loss-chart"), { name: "Loss of each token", choose: chooseInFirst });
+const differenceChart = new Chart(byId("difference-chart"), { name: "What memory saved at each token", choose: chooseInFirst });
+
+// What is remembered
+
+function restore() {
+  const kept = remembered();
+  byId("text").value = kept.text ?? "";
+  for (const name of FIELDS) if (kept[name] !== undefined) byId(name).value = kept[name];
+  for (const input of document.getElementsByName("memory")) input.checked = input.value === (kept.memory ?? "on");
+}
+
+function store() {
+  const settings = Object.fromEntries(FIELDS.map((name) => [name, byId(name).value]));
+  const kept = remember({ text: byId("text").value, run: byId("run").value, memory: memoryChoice(), ...settings });
+  if (!kept) say("This browser cannot keep the text over a reload.");
+}
+
+function memoryChoice() {
+  return document.querySelector("[name=memory]:checked").value;
+}
+
+// Saying things: one live region for what happens, one alert for what fails, and a count that is seen but not read out
+
+function say(sentence) {
+  byId("status").textContent = sentence;
+}
+
+function problem(failure) {
+  if (!(failure instanceof Refusal)) console.error(failure);
+  if (failure.status === 401) {
+    byId("key-form").hidden = false;
+    byId("key").focus();
+  }
+  byId("problem").hidden = false;
+  byId("problem").textContent = failure instanceof Refusal ? failure.message : "The page made a mistake; reload it.";
+  say("");
+}
+
+function legends() {
+  const swatch = (className, text) => {
+    const item = document.createElement("span");
+    const colour = document.createElement("i");
+    colour.className = className;
+    item.append(colour, text);
+    return item;
+  };
+  const names = [...LEVELS.map((least) => String(100 * least)), "less"];
+  byId("surprise-legend").append(
+    "Expected with",
+    ...names.map((name, level) => swatch(`s${level}`, level === 0 ? `${name} % or more` : name)),
+    swatch("written", "written by the model"),
+  );
+  byId("attention-legend").append(
+    swatch("scale", "none to most"),
+    swatch("top", "top 20 %"),
+    swatch("asking", "the token that looks"),
+  );
+}
+
+// Runs
+
+async function loadRuns() {
+  try {
+    runs = (await ask("/v1/models")).data;
+  } catch (failure) {
+    problem(failure);
+    return;
+  }
+  byId("key-form").hidden = byId("problem").hidden = true;
+  byId("run").replaceChildren(...runs.map(({ id }) => new Option(id, id)));
+  const kept = remembered().run;
+  byId("run").value = runs.some(({ id }) => id === kept) ? kept : runs[0].id;
+  showRun();
+}
+
+function about() {
+  return runs.find(({ id }) => id === byId("run").value).transformer_xl;
+}
+
+function showRun() {
+  const run = about();
+  const parts = run.recurrent
+    ? [`${count(run.layers)} recurrent layers`]
+    : [`${count(run.layers)} layers of ${count(run.heads)} heads`, `remembers ${tokenCount(run.memory)}`, `segments of ${count(run.segment)}`];
+  const million = (run.parameters / 1e6).toPrecision(3);
+  byId("facts").textContent = [...parts, `${count(run.vocabulary)} ${run.unit}s`, `${million} M parameters`].join(" · ");
+  attention.setRun(run);
+  clearPanes();
+}
+
+// Reading and generating
+
+function clearPanes() {
+  panes = [];
+  byId("panes").replaceChildren(nothing);
+  byId("charts").hidden = byId("difference").hidden = true;
+  attention.clear();
+}
+
+function makePanes() {
+  clearPanes();
+  const ways = { on: ["on"], off: ["off"], both: ["on", "off"] }[memoryChoice()];
+  panes = ways.map((memory) => new Pane(memory, { about: about(), choose, keep, point: pointAtTwin }));
+  byId("panes").replaceChildren(...panes.map(({ element }) => element));
+  return panes;
+}
+
+// Runs one job at a time. Stop ends it; what was read or written until then stays.
+async function job(doing, work) {
+  if (running || runs.length === 0) return;
+  running = new AbortController();
+  byId("problem").hidden = true;
+  setBusy(true);
+  say(doing);
+  try {
+    say(await work(running.signal));
+  } catch (failure) {
+    running.abort(); // where two readings run side by side, the failure of one ends the other
+    if (failure.name === "AbortError") say("Stopped.");
+    else problem(failure);
+  } finally {
+    running = null;
+    byId("count").textContent = "";
+    setBusy(false);
+    showCharts();
+  }
+}
+
+function setBusy(busy) {
+  byId("stop").disabled = !busy;
+  byId("generate").disabled = byId("read").disabled = byId("run").disabled = busy;
+  byId("panes").ariaBusy = String(busy);
+}
+
+async function score(pane, text, writtenFrom, signal) {
+  const answer = await ask("/v1/score", { model: byId("run").value, text, memory: pane.memory }, signal);
+  await pane.show(tokensOf(text, answer.tokens, writtenFrom), answer.memory);
+}
+
+function read() {
+  const text = byId("text").value;
+  if (!text) return problem(new Refusal("There is no text to read; write some first.", 0));
+  return job("Reading…", async (signal) => {
+    await Promise.all(makePanes().map((pane) => score(pane, text, Infinity, signal)));
+    return `Read ${tokenCount(panes[0].tokens.length)}.`;
+  });
+}
+
+function generate() {
+  const wrong = FIELDS.map(byId).find((input) => !input.checkValidity());
+  if (wrong) {
+    wrong.focus();
+    return problem(new Refusal(`${wrong.labels[0].firstChild.textContent.trim()}: ${wrong.validationMessage}`, 0));
+  }
+  const text = byId("text").value;
+  const seed = byId("seed").value === "" ? Math.floor(Math.random() * 2 ** 31) : Number(byId("seed").value);
+  const [length, temperature, top_p, top_k] = FIELDS.map((name) => Number(byId(name).value));
+  const body = { prompt: text, max_tokens: length, temperature, top_p, top_k, seed, logprobs: 1, stream: true };
+  return job("Writing…", async (signal) => {
+    const numbers = await Promise.all(makePanes().map((pane) => write(pane, text, body, signal)));
+    const stopped = signal.aborted ? "Stopped after" : "Wrote";
+    return `${stopped} ${numbers.slice(0, -1).map((number) => `${count(number)} and `)}${tokenCount(numbers.at(-1))} with seed ${seed}.`;
+  });
+}
+
+// Reads the text, shows tokens as they come, and at the end reads all of it once more: that gives every token its place, its id and its rank.
+async function write(pane, text, body, signal) {
+  if (text) await score(pane, text, Infinity, signal);
+  else pane.fill(0, about().memory);
+  let waiting = [];
+  let number = 0;
+  const draw = () => {
+    pane.write(waiting.splice(0));
+    if (pane === panes[0]) byId("count").textContent = `${tokenCount(number)} so far`;
+  };
+  const drawing = setInterval(() => waiting.length && draw(), DRAW_EVERY_MS);
+  try {
+    for await (const chunk of streamed("/v1/completions", { ...body, model: byId("run").value, memory: pane.memory }, signal)) {
+      const [choice] = chunk.choices;
+      pane.written += choice.text;
+      const fresh = liveTokens(choice);
+      number += fresh.length;
+      waiting.push(...fresh);
+    }
+  } catch (failure) {
+    if (failure.name !== "AbortError") throw failure;
+  } finally {
+    clearInterval(drawing);
+    draw();
+  }
+  if (pane.written) await score(pane, text + pane.written, Array.from(text).length, undefined);
+  return number;
+}
+
+function liveTokens({ text, logprobs }) {
+  const names = logprobs?.tokens ?? [text];
+  return names.map((name, place) => {
+    const before = names.length === 1 && text.length > name.length && text.endsWith(name) ? text.slice(0, -name.length) : "";
+    return { text: name, before, logprob: logprobs?.token_logprobs[place] ?? null, written: true };
+  });
+}
+
+function keep(pane) {
+  byId("text").value += pane.written;
+  pane.written = "";
+  pane.part(".keep").hidden = true;
+  store();
+  say("Added to your text.");
+  byId("text").focus();
+}
+
+// Looking back from a token
+
+// Side by side, a token of the text is pointed at in both readings.
+function pointAtTwin(pane, place) {
+  for (const other of panes) {
+    if (other !== pane && place < other.tokens.length && !pane.tokens[place].written) other.view.tell(place);
+  }
+}
+
+function choose(pane, place) {
+  if (!about().attention) return say("This run is recurrent: it has no attention to look at.");
+  if (pane.tokens[place].id === undefined) return say("Where it looked can be seen once the text is done.");
+  for (const other of panes) other.view.select(other === pane ? place : -1);
+  return attention.look({ model: byId("run").value, tokens: pane.tokens, place, memory: pane.memory });
+}
+
+function chooseInFirst(place) {
+  choose(panes[0], Math.min(place, panes[0].tokens.length - 1));
+}
+
+// Charts and the comparison
+
+const losses = (tokens) => tokens.map(({ logprob }) => (logprob === null ? null : -logprob));
+
+function showCharts() {
+  if (panes.length === 0 || panes.some((pane) => pane.tokens.length < 2)) return;
+  byId("charts").hidden = false;
+  const comparing = panes.length === 2;
+  byId("difference").hidden = byId("difference-chart").hidden = !comparing;
+  if (comparing) showComparison(...panes);
+  else showLoss(panes[0]);
+}
+
+function showLoss({ tokens }) {
+  const means = runningMean(losses(tokens));
+  const begins = tokens.findIndex(({ written }) => written);
+  lossChart.show({
+    series: [
+      { kind: "bars", values: losses(tokens), className: "loss", name: "each token" },
+      { kind: "line", values: means, className: "with", name: MEAN_NAME },
+    ],
+    marks: begins > 0 ? [{ place: begins, name: "from here the model wrote" }] : [],
+    yName: "loss, nats",
+    tell: (place) => described(tokens[place], place) + (means[place] === null ? "" : `; ${MEAN_NAME}: ${nats(means[place])}`),
+  });
+}
+
+// Only what both have read can be compared: the text, not what each wrote after it.
+function showComparison(on, off) {
+  const shared = [on, off].map(({ tokens }) => tokens.filter(({ written }) => !written));
+  const [withMemory, without] = [on, off].map(({ tokens }) => runningMean(losses(tokens)));
+  const say2 = (name, values, place) => (values[place] == null ? "" : `; ${name} ${nats(values[place])}`);
+  const longer = on.tokens.length >= off.tokens.length ? on.tokens : off.tokens;
+  const begins = on.tokens.findIndex(({ written }) => written);
+  lossChart.show({
+    series: [
+      { kind: "line", values: withMemory, className: "with", name: `memory on, ${MEAN_NAME}` },
+      { kind: "line", values: without, className: "without", name: `memory off, ${MEAN_NAME}` },
+    ],
+    marks: begins > 0 ? [{ place: begins, name: "from here each wrote its own" }] : [],
+    yName: "loss, nats",
+    tell: (place) => `Token ${count(place + 1)} ${longer[place].written ? "" : longer[place].text.trim()}${say2("running mean with memory", withMemory, place)}${say2("without", without, place)}`,
+  });
+  const saved = shared[0].map(({ logprob }, place) => (logprob === null || shared[1][place]?.logprob == null ? null : logprob - shared[1][place].logprob));
+  const known = saved.filter((value) => value !== null);
+  byId("difference").hidden = byId("difference-chart").hidden = known.length === 0;
+  if (known.length === 0) return;
+  differenceChart.show({
+    series: [{ kind: "bars", values: saved, className: "saved", name: "loss without memory less loss with it: above zero, memory helped" }],
+    marks: [],
+    yName: "saved, nats",
+    tell: (place) => described(shared[0][place], place) + (saved[place] === null ? "" : `; memory saved ${nats(saved[place])}`),
+  });
+  const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
+  const [best, worst] = shared.map(meanLoss);
+  byId("difference").textContent =
+    `Memory ${mean >= 0 ? "saves" : "costs"} ${nats(Math.abs(mean))} per token over the ${count(known.length)} tokens of your text that both expected: ` +
+    `${nats(best)} with it, ${nats(worst)} without.`;
+}
+
+// Start
+
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  generate();
+});
+byId("ask").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) generate();
+});
+byId("ask").noValidate = true;
+byId("ask").addEventListener("input", store);
+byId("read").addEventListener("click", read);
+byId("stop").addEventListener("click", () => running?.abort());
+byId("run").addEventListener("change", () => {
+  store();
+  showRun();
+});
+byId("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  try {
+    useKey(byId("key").value);
+    byId("key").value = "";
+    loadRuns();
+  } catch (failure) {
+    problem(failure);
+  }
+});
+
+startTheme(byId("theme"));
+legends();
+restore();
+loadRuns();
