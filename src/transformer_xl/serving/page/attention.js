@@ -1,8 +1,8 @@
 // Where one head of one layer looked, from a chosen token back over its segment and the memory.
 
 import { ask } from "./server.js";
-import { endsLine, tokenSpan } from "./tokens.js";
-import { chance, count, quoted, tokens as tokenCount } from "./wording.js";
+import { endsLine, gap, tokenSpan } from "./tokens.js";
+import { count, percent, quoted, tokens as tokenCount } from "./wording.js";
 
 const TERMS = {
   total: ["All", "The four terms together: the weights the model used."],
@@ -98,6 +98,7 @@ export class Attention {
     byId("term-said").textContent = TERMS[term][1];
     const most = Math.max(...share) || 1;
     const box = byId("looked");
+    box.classList.toggle("letters", this.about.unit === "byte" || this.about.unit === "character");
     const parts = [];
     share.forEach((value, key) => {
       const place = answer.first + key;
@@ -107,9 +108,9 @@ export class Attention {
       span.style.setProperty("--share", (value / most).toFixed(3));
       if (marked[key]) span.classList.add("top");
       if (place === asked.place) span.classList.add("asking");
-      span.title = `${quoted(token.text)}: ${chance(value)}, ${tokenCount(asked.place - place)} back`;
+      span.title = `${quoted(token.text)}: ${percent(value)}, ${tokenCount(asked.place - place)} back`;
       if (!whole) span.title += `, score ${answer.terms[term][key].toFixed(2)}`;
-      if (token.before && key > 0) parts.push(token.before.replaceAll("\n", " "));
+      if (token.before && key > 0 && !endsLine(asked.tokens[place - 1])) parts.push(gap(token));
       parts.push(span);
       if (endsLine(token)) parts.push(document.createElement("br"));
     });
@@ -139,7 +140,7 @@ export class Attention {
     const rows = order.slice(0, LISTED).map((key) => {
       const place = answer.first + key;
       const row = document.createElement("tr");
-      const cells = [quoted(asked.tokens[place].text), count(asked.place - place), chance(share[key]), place < answer.segment_start ? "memory" : "segment"];
+      const cells = [quoted(asked.tokens[place].text), count(asked.place - place), percent(share[key]), place < answer.segment_start ? "memory" : "segment"];
       for (const text of cells) row.insertCell().textContent = text;
       return row;
     });

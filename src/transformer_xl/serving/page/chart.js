@@ -43,8 +43,8 @@ function ticks(least, most, wanted) {
 
 export class Chart {
   // `tell(place)` gives the sentence for a position; `choose(place)` is called on click and Enter.
-  constructor(host, { name, choose }) {
-    this.choose = choose;
+  constructor(host, { name, hint = "", choose }) {
+    Object.assign(this, { hint, choose });
     this.host = host;
     host.className = "chart";
     this.key = document.createElement("p");
@@ -111,7 +111,7 @@ export class Chart {
     for (const { place, name } of this.marks) {
       const x = this.#x(place - 0.5);
       draw(svg, "line", { class: "mark", x1: x, x2: x, y1: EDGE.top, y2: HEIGHT - EDGE.bottom });
-      const left = x > this.width - 130;
+      const left = x > this.width - 200;
       draw(svg, "text", { class: "mark-name", x: left ? x - 5 : x + 5, y: EDGE.top + 9, "text-anchor": left ? "end" : "start" }, name);
     }
     this.cursor = draw(svg, "line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom });
@@ -171,7 +171,7 @@ export class Chart {
     const words = this.tell(place);
     this.plot.ariaValueNow = String(place + 1);
     this.plot.ariaValueText = words;
-    this.said.textContent = quietly ? "Point at the chart or walk it with the arrow keys; Enter shows where the model looked." : words;
+    this.said.textContent = quietly ? this.hint : words;
     this.pointed = !quietly;
     this.#moveCursor();
   }

@@ -5,7 +5,7 @@ import { Chart, MEAN_NAME, runningMean } from "./chart.js";
 import { meanLoss, Pane } from "./pane.js";
 import { ask, Refusal, streamed, useKey } from "./server.js";
 import { remember, remembered, startTheme } from "./settings.js";
-import { LEVELS, tokensOf } from "./tokens.js";
+import { LEVELS, readTokens, writtenTokens } from "./tokens.js";
 import { count, described, nats, tokens as tokenCount } from "./wording.js";
 
 const byId = (id) => document.getElementById(id);
@@ -19,7 +19,11 @@ let panes = [];
 let running = null;
 
 const attention = new Attention({ problem, changed: (choice) => remember({ choice }), choice: remembered().choice });
-const lossChart = new Chart(byId("loss-chart"), { name: "Loss of each token", choose: chooseInFirst });
+const lossChart = new Chart(byId("loss-chart"), {
+  name: "Loss of each token",
+  hint: "Point at the chart, or walk it with the arrow keys; a click or Enter shows where the model looked.",
+  choose: chooseInFirst,
+});
 const differenceChart = new Chart(byId("difference-chart"), { name: "What memory saved at each token", choose: chooseInFirst });
 
 // What is remembered
@@ -28,6 +32,7 @@ function restore() {
   const kept = remembered();
   byId("text").value = kept.text ?? "";
   for (const name of FIELDS) if (kept[name] !== undefined) byId(name).value = kept[name];
+  byId("settings").open = kept.settings ?? matchMedia("(min-width: 60rem)").matches;
   for (const input of document.getElementsByName("memory")) input.checked = input.value === (kept.memory ?? "on");
 }
 
@@ -66,10 +71,10 @@ function legends() {
     item.append(colour, text);
     return item;
   };
-  const names = [...LEVELS.map((least) => String(100 * least)), "less"];
+  const names = [...LEVELS.map((least) => `${100 * least} %+`), "less"];
   byId("surprise-legend").append(
-    "Expected with",
-    ...names.map((name, level) => swatch(`s${level}`, level === 0 ? `${name} % or more` : name)),
+    "Probability",
+    ...names.map((name, level) => swatch(`s${level}`, name)),
     swatch("written", "written by the model"),
   );
   byId("attention-legend").append(
@@ -122,6 +127,7 @@ function clearPanes() {
 function makePanes() {
   clearPanes();
   const ways = { on: ["on"], off: ["off"], both: ["on", "off"] }[memoryChoice()];
+  if (byId("results").getBoundingClientRect().top > 0.6 * innerHeight) byId("results").scrollIntoView({ behavior: "smooth" });
   panes = ways.map((memory) => new Pane(memory, { about: about(), choose, keep, point: pointAtTwin }));
   byId("panes").replaceChildren(...panes.map(({ element }) => element));
   return panes;
@@ -154,16 +160,16 @@ function setBusy(busy) {
   byId("panes").ariaBusy = String(busy);
 }
 
-async function score(pane, text, writtenFrom, signal) {
+async function score(pane, text, signal) {
   const answer = await ask("/v1/score", { model: byId("run").value, text, memory: pane.memory }, signal);
-  await pane.show(tokensOf(text, answer.tokens, writtenFrom), answer.memory);
+  await pane.show(readTokens(text, answer.tokens), answer.memory);
 }
 
 function read() {
   const text = byId("text").value;
   if (!text) return problem(new Refusal("There is no text to read; write some first.", 0));
   return job("Reading…", async (signal) => {
-    await Promise.all(makePanes().map((pane) => score(pane, text, Infinity, signal)));
+    await Promise.all(makePanes().map((pane) => score(pane, text, signal)));
     return `Read ${tokenCount(panes[0].tokens.length)}.`;
   });
 }
@@ -171,25 +177,38 @@ function read() {
 function generate() {
   const wrong = FIELDS.map(byId).find((input) => !input.checkValidity());
   if (wrong) {
+    byId("settings").open = true;
     wrong.focus();
     return problem(new Refusal(`${wrong.labels[0].firstChild.textContent.trim()}: ${wrong.validationMessage}`, 0));
   }
   const text = byId("text").value;
   const seed = byId("seed").value === "" ? Math.floor(Math.random() * 2 ** 31) : Number(byId("seed").value);
   const [length, temperature, top_p, top_k] = FIELDS.map((name) => Number(byId(name).value));
-  const body = { prompt: text, max_tokens: length, temperature, top_p, top_k, seed, logprobs: 1, stream: true };
+  const settings = { max_tokens: length, temperature, top_p, top_k, seed };
   return job("Writing…", async (signal) => {
-    const numbers = await Promise.all(makePanes().map((pane) => write(pane, text, body, signal)));
+    const numbers = await Promise.all(makePanes().map((pane) => write(pane, text, settings, signal)));
     const stopped = signal.aborted ? "Stopped after" : "Wrote";
     return `${stopped} ${numbers.slice(0, -1).map((number) => `${count(number)} and `)}${tokenCount(numbers.at(-1))} with seed ${seed}.`;
   });
 }
 
-// Reads the text, shows tokens as they come, and at the end reads all of it once more: that gives every token its place, its id and its rank.
-async function write(pane, text, body, signal) {
-  if (text) await score(pane, text, Infinity, signal);
-  else pane.fill(0, about().memory);
-  let waiting = [];
+// A text has to begin somewhere: an empty one at the beginning of a line, or after a space where the run knows no lines.
+async function begin(pane, text, signal) {
+  try {
+    await score(pane, text || "\n", signal);
+  } catch (failure) {
+    if (text || failure.status !== 422) throw failure;
+    await score(pane, " ", signal);
+  }
+}
+
+// Reads the text, goes on from its very tokens, and shows new ones as they come, several at a time.
+async function write(pane, text, settings, signal) {
+  await begin(pane, text, signal);
+  const prompt = pane.tokens.map(({ id }) => id);
+  const body = { ...settings, model: byId("run").value, memory: pane.memory, prompt, logprobs: 0, stream: true };
+  pane.view.toEnd();
+  const waiting = [];
   let number = 0;
   const draw = () => {
     pane.write(waiting.splice(0));
@@ -197,10 +216,10 @@ async function write(pane, text, body, signal) {
   };
   const drawing = setInterval(() => waiting.length && draw(), DRAW_EVERY_MS);
   try {
-    for await (const chunk of streamed("/v1/completions", { ...body, model: byId("run").value, memory: pane.memory }, signal)) {
-      const [choice] = chunk.choices;
-      pane.written += choice.text;
-      const fresh = liveTokens(choice);
+    for await (const chunk of streamed("/v1/completions", body, signal)) {
+      const [{ text: piece, logprobs }] = chunk.choices;
+      const fresh = logprobs ? writtenTokens(piece, logprobs) : [];
+      pane.written += piece;
       number += fresh.length;
       waiting.push(...fresh);
     }
@@ -209,17 +228,9 @@ async function write(pane, text, body, signal) {
   } finally {
     clearInterval(drawing);
     draw();
+    pane.finish();
   }
-  if (pane.written) await score(pane, text + pane.written, Array.from(text).length, undefined);
   return number;
-}
-
-function liveTokens({ text, logprobs }) {
-  const names = logprobs?.tokens ?? [text];
-  return names.map((name, place) => {
-    const before = names.length === 1 && text.length > name.length && text.endsWith(name) ? text.slice(0, -name.length) : "";
-    return { text: name, before, logprob: logprobs?.token_logprobs[place] ?? null, written: true };
-  });
 }
 
 function keep(pane) {
@@ -242,7 +253,6 @@ function pointAtTwin(pane, place) {
 
 function choose(pane, place) {
   if (!about().attention) return say("This run is recurrent: it has no attention to look at.");
-  if (pane.tokens[place].id === undefined) return say("Where it looked can be seen once the text is done.");
   for (const other of panes) other.view.select(other === pane ? place : -1);
   return attention.look({ model: byId("run").value, tokens: pane.tokens, place, memory: pane.memory });
 }
@@ -307,8 +317,8 @@ function showComparison(on, off) {
   const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
   const [best, worst] = shared.map(meanLoss);
   byId("difference").textContent =
-    `Memory ${mean >= 0 ? "saves" : "costs"} ${nats(Math.abs(mean))} per token over the ${count(known.length)} tokens of your text that both expected: ` +
-    `${nats(best)} with it, ${nats(worst)} without.`;
+    `Memory ${mean >= 0 ? "saves" : "costs"} ${Math.abs(mean).toFixed(3)} nats per token over the ${tokenCount(known.length)} scored in your text: ` +
+    `${best.toFixed(3)} with it, ${worst.toFixed(3)} without.`;
 }
 
 // Start
@@ -322,6 +332,7 @@ byId("ask").addEventListener("keydown", (event) => {
 });
 byId("ask").noValidate = true;
 byId("ask").addEventListener("input", store);
+byId("settings").addEventListener("toggle", () => remember({ settings: byId("settings").open }));
 byId("read").addEventListener("click", read);
 byId("stop").addEventListener("click", () => running?.abort());
 byId("run").addEventListener("change", () => {

@@ -40,13 +40,16 @@ export class Pane {
     this.fill(memory.used, memory.length);
     await this.view.show(tokens);
     this.figures();
-    this.part(".keep").hidden = !this.written;
   }
 
   write(tokens) {
     this.view.append(tokens);
     this.fill(Math.min(this.length, this.used + tokens.length), this.length);
     this.figures();
+  }
+
+  finish() {
+    this.part(".keep").hidden = !this.written;
   }
 
   figures() {

@@ -1,6 +1,6 @@
 // A text shown token by token: coloured by surprise, walked with the arrow keys, one chosen at a time.
 //
-// A token is {id, text, before, source, logprob, rank, written}: `before` is text that belongs to no token (a space between words),
+// A token is {id, text, before, source, logprob, written}: `before` is text that belongs to no token (a space between words),
 // `source` what stands in the text where the model reads `text`, `written` whether the model wrote it.
 
 import { count, described, visible } from "./wording.js";
@@ -8,6 +8,7 @@ import { count, described, visible } from "./wording.js";
 // More elements than this make a browser slow; figures and charts still count every token.
 const MOST_SHOWN = 20000;
 const AT_ONCE = 1000;
+const LINE_END = "<eos>";
 
 // Levels of surprise by probability: at least a half, a fifth, ... and less than all of these.
 export const LEVELS = [0.5, 0.2, 0.05, 0.01, 0.001, 0.0001];
@@ -18,26 +19,40 @@ function level(logprob) {
 }
 
 // What the server says of a text, as tokens of that text. Offsets count characters as Python does, so the text is cut by code points.
-export function tokensOf(text, scored, writtenFrom) {
+export function readTokens(text, scored) {
   const letters = Array.from(text);
   let end = 0;
-  return scored.map(({ id, text: name, start, end: stop, logprob, rank }) => {
+  return scored.map(({ id, text: name, start, end: stop, logprob }) => {
     const before = letters.slice(end, start).join("");
     end = Math.max(end, stop);
-    return { id, text: name, before, source: letters.slice(start, stop).join(""), logprob, rank, written: start >= writtenFrom };
+    return { id, text: name, before, source: letters.slice(start, stop).join(""), logprob, written: false };
+  });
+}
+
+// A piece of a streamed text, as the tokens that made it. Several tokens may make one character, and then stand by their names alone.
+export function writtenTokens(text, { tokens, token_ids, token_logprobs }) {
+  return tokens.map((name, place) => {
+    const alone = tokens.length === 1 && text !== "";
+    const before = alone && text.length > name.length && text.endsWith(name) ? text.slice(0, -name.length) : "";
+    const source = alone ? text.slice(before.length) : name;
+    return { id: token_ids[place], text: name, before, source, logprob: token_logprobs[place], written: true };
   });
 }
 
 export function tokenSpan(token) {
   const span = document.createElement("span");
-  const text = token.source === "\n" ? "\n" : token.text;
-  span.textContent = visible(text) || "∅";
-  if (text === "\t") span.textContent += "\t";
+  span.textContent = token.text === LINE_END ? "⏎" : visible(token.text);
+  if (token.text === "\t") span.textContent += "\t";
   return span;
 }
 
+// What stands between a token and the one before it, on one line.
+export function gap(token) {
+  return visible(token.before.replace(/\s+/g, " "));
+}
+
 export function endsLine(token) {
-  return token.source === "\n" || token.text.endsWith("\n") || token.text === "<eos>";
+  return token.text.endsWith("\n") || token.text === LINE_END;
 }
 
 export class TokenView {
@@ -95,13 +110,17 @@ export class TokenView {
       span.ariaSelected = "false";
       span.ariaLabel = described(token, this.tokens.length);
       span.dataset.place = this.tokens.length;
-      if (token.before) this.line.append(visible(token.before.replaceAll("\n", " ")));
+      if (token.before && this.line.hasChildNodes()) this.line.append(gap(token));
       this.line.append(span);
       if (endsLine(token)) this.line = null;
       this.tokens.push(token);
       this.spans.push(span);
     }
-    if (follow && tokens.some((token) => token.written)) this.box.scrollTop = this.box.scrollHeight;
+    if (follow && tokens.some((token) => token.written)) this.toEnd();
+  }
+
+  toEnd() {
+    this.box.scrollTop = this.box.scrollHeight;
   }
 
   select(place) {

@@ -24,7 +24,12 @@ export function chance(probability) {
   const share = 100 * probability;
   if (share >= 10) return `${share.toFixed(0)} %`;
   if (share >= 0.1) return `${share.toPrecision(2)} %`;
-  return probability > 0 ? `1 in ${count(Number((1 / probability).toPrecision(2)))}` : "0 %";
+  return probability > 1e-9 ? `1 in ${count(Number((1 / probability).toPrecision(2)))}` : "less than 1 in 1,000,000,000";
+}
+
+// A part of a whole: of attention, which is never expected of anything.
+export function percent(share) {
+  return share >= 0.0005 ? `${(100 * share).toFixed(share >= 0.0995 ? 0 : 1)} %` : "< 0.1 %";
 }
 
 export function nats(loss) {
@@ -33,8 +38,7 @@ export function nats(loss) {
 
 export function surprise(token) {
   if (token.logprob === null) return "nothing before it to expect it from";
-  const rank = token.rank ? `, rank ${count(token.rank)}` : "";
-  return `surprise ${nats(-token.logprob)}, probability ${chance(Math.exp(token.logprob))}${rank}`;
+  return `surprise ${nats(-token.logprob)}, probability ${chance(Math.exp(token.logprob))}`;
 }
 
 export function described(token, place) {
