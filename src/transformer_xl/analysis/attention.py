@@ -112,6 +112,8 @@ class Row:
     """The position of the farthest key; the last is the query's own."""
     probability: dict[str, Floats]
     """For `TOTAL` and each term, oldest key first. Each sums to one (but for what an `initial_memory` of zeros takes at the text's start)."""
+    score: dict[str, Floats]
+    """Of each term, scaled: the softmax of their sum is what is looked at."""
 
     def top(self, term: str = TOTAL) -> list[int]:
         """Which keys, counted from the first, are among the `TOP_SHARE` that are looked at most."""
@@ -220,7 +222,13 @@ def _rows(
                     term: value_BHTR[0, head[1], t, -keys:].double().cpu().numpy()
                     for term, value_BHTR in by_term.items()
                 }
-                found[head].append(Row(position=here + t, first_key=here + t + 1 - keys, probability=probability))
+                score = {
+                    term: value_BHTR.expand_as(probability_BHTR)[0, head[1], t, -keys:].double().cpu().numpy()
+                    for term, value_BHTR in scores.terms.items()
+                }
+                first_key = here + t + 1 - keys
+                row = Row(position=here + t, first_key=first_key, probability=probability, score=score)
+                found[head].append(row)
 
     # Whole segments, cut where a reading of all would cut them: absolute positions count from a segment's end.
     begin = max(0, wanted[0] // rule.segment * rule.segment - warm_up_tokens(model.config, segment=rule.segment))

@@ -24,6 +24,7 @@ COMMANDS = {
     "recl": "how much context models make use of",
     "generate": "text out of a model",
     "score": "how surprising each token of a text or a stream is",
+    "serve": "a page and an HTTP API: talk to a model, watch its memory",
     "attention": "what each head of a model looks at: figures and a page",
     "import": "make a run of somebody else's checkpoint, safely",
     "export": "write a model for other software",

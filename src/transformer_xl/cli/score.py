@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, BinaryIO
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
-    from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.library import Loaded
 
 READ_BYTES = 1 << 16
@@ -64,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def score(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryIO, *, name: str) -> int:
+    from transformer_xl.data.tokenizers import readable
+
     source, totals, names = Source(stream), Totals(), dict[int, str]()
     try:
         for piece in loaded.score_stream(source, name=name, weights=arguments.weights):
@@ -109,9 +110,3 @@ class Totals:
         mean = self.bits / scored
         per_byte = self.bits / (read - self.first_scored)
         return f"{scored:,} tokens after the first: {mean:.4f} bits per token, {per_byte:.4f} bits per byte, perplexity {2.0 ** min(mean, 1000.0):,.2f}"
-
-
-def readable(tokenizer: "Tokenizer", token: int) -> str:
-    if tokenizer.kind == "word":
-        return tokenizer.token(token)
-    return tokenizer.decode_bytes([token]).decode("utf-8", errors="backslashreplace")

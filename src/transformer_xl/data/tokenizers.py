@@ -297,6 +297,13 @@ KINDS: dict[str, Kinds] = {
 }
 
 
+def readable(tokenizer: Tokenizer, token: int) -> str:
+    """The text of one token: words and their marks by name, bytes that are no whole character as \\xe2."""
+    if tokenizer.kind == "word":
+        return tokenizer.token(token)
+    return tokenizer.decode_bytes([token]).decode("utf-8", errors="backslashreplace")
+
+
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     path = Path(folder) / DESCRIPTION
     try:

@@ -38,6 +38,10 @@ class Reading(Protocol):
     @classmethod
     def joined(cls, readers: Sequence[Any], /) -> "Reading": ...
 
+    def grown(self, readers: Sequence[Any], /) -> "Reading": ...
+
+    def without(self, lanes: Collection[int], /) -> tuple["Reading", list[int]]: ...
+
     def head_logits(self, hidden_BD: Tensor) -> Tensor: ...
 
     def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor: ...
@@ -64,6 +68,13 @@ class Windows:
 
     def select(self, lanes: Sequence[int]) -> "Windows":
         return self.joined([self], lanes)
+
+    def grown(self, readers: Sequence["Windows"]) -> "Windows":
+        return self.joined([self, *readers])
+
+    def without(self, lanes: Collection[int]) -> tuple["Windows", list[int]]:
+        stay = [lane for lane in range(len(self._texts)) if lane not in lanes]
+        return self.select(stay), stay
 
     @classmethod
     def joined(cls, readers: Sequence["Windows"], lanes: Sequence[int] | None = None) -> "Windows":

@@ -1,7 +1,7 @@
 """Tokens of one lane -> text as it becomes certain: whole characters only, nothing of a stop string, the same work for every token."""
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer
@@ -19,17 +19,21 @@ class TextStream:
         if "" in stop:
             raise InputError("stop: an empty text stops everything before it begins; leave it out")
         self.stopped = False
+        self.characters = 0
+        """Whole characters since the first token pushed, those held back among them."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stop = tuple(stop)
         self._held = ""
         self._marks, self._line_begins = 0, True
         for token in before:
-            self._decoder.decode(self._bytes(token))
+            self._decoder.decode(self.bytes_of(token))
 
     def push(self, token: int) -> str:
         """What has become certain with this token."""
-        return self._released(self._decoder.decode(self._bytes(token)))
+        text = self._decoder.decode(self.bytes_of(token))
+        self.characters += len(text)
+        return self._released(text)
 
     def finish(self) -> str:
         """What was held back, when no more tokens come; a character that was never completed is shown as U+FFFD."""
@@ -38,13 +42,31 @@ class TextStream:
         text = self._released(self._decoder.decode(b"", final=True))
         return text if self.stopped else text + self._held
 
-    def fork(self) -> "TextStream":
+    def fork(self, *, stop: Sequence[str] | None = None) -> "TextStream":
+        """The same place in the text; with other stop strings, where given, looked for from here on."""
         other = copy(self)
+        if stop is not None:
+            other._stop, other._held = TextStream(self._tokenizer, stop=stop)._stop, ""
+            other.stopped, other.characters = False, 0
         other._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         other._decoder.setstate(self._decoder.getstate())
         return other
 
-    def _bytes(self, token: int) -> bytes:
+    def place(self) -> dict[str, str | int]:
+        """Where in a text it stands, for JSON; nothing of stop strings."""
+        begun, _ = self._decoder.getstate()
+        return {"begun": begun.hex(), "marks": self._marks, "line_begins": int(self._line_begins)}
+
+    @classmethod
+    def at(cls, tokenizer: Tokenizer, place: Mapping[str, str | int]) -> "TextStream":
+        """At a place as `place` gives it."""
+        stream = cls(tokenizer)
+        stream._decoder.setstate((bytes.fromhex(str(place["begun"])), 0))
+        stream._marks, stream._line_begins = int(place["marks"]), bool(place["line_begins"])
+        return stream
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the next token adds to the text."""
         if not isinstance(self._tokenizer, WordTokenizer):
             return self._tokenizer.decode_bytes([token])
         if token == self._tokenizer.mark:

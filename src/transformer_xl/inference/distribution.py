@@ -94,6 +94,11 @@ class Lane:
         score_V /= how.temperature
         return score_V
 
+    def log_probability(self, token: int) -> float:
+        """Of a known word."""
+        cluster = next(cluster for cluster in self._open if self.edges[cluster] <= token < self.edges[cluster + 1])
+        return float(self._open[cluster][token - self.edges[cluster]])
+
     def likeliest_closed(self) -> int | None:
         return max(self.closed, key=self.closed.__getitem__, default=None)
 

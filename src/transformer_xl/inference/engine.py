@@ -7,7 +7,7 @@ them anew from hidden states (there the weights change).
 Exact: the same numbers as the model's own forward with memory M, under either rule of sight.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +84,8 @@ class Engine(Reader):
         shape = (lanes, config.n_head, room(self.memory), config.d_head)
         self._keys = [like.new_zeros(shape) for _ in range(config.n_layer)]
         self._values = [like.new_zeros(shape) for _ in range(config.n_layer)]
+        self._spare: list[Tensor] = []
+        """The buffers of keys, then of values, with lanes to spare: `_keys` and `_values` are their first lanes. Empty where there are none to spare."""
         self._distances: list[Distances] = []
         self._panels: Panels | None = None
         self._table: tuple[kernels.Sizes, Tensor] | None = None
@@ -119,7 +121,7 @@ class Engine(Reader):
         chosen = list(lanes)
         self._check_lanes(chosen)
         other = copy(self)
-        other._table = None
+        other._table, other._spare = None, []
         other._keys = [keys[chosen] for keys in self._keys]
         other._values = [values[chosen] for values in self._values]
         other.valid_B, other.read_B = self.valid_B[chosen], self.read_B[chosen]
@@ -135,13 +137,57 @@ class Engine(Reader):
         other = first.select([0] * sum(engine.lanes for engine in engines))
         for name in ("_keys", "_values"):
             for number, buffer in enumerate(getattr(other, name)):
-                kept = [getattr(each, name)[number][:, :, each._end - each.memory : each._end] for each in engines]
+                kept = [each._remembered(getattr(each, name)[number]) for each in engines]
                 buffer[:, :, other._end - other.memory : other._end] = torch.cat(kept)
         other.valid_B = torch.cat([engine.valid_B for engine in engines])
         other.read_B = torch.cat([engine.read_B for engine in engines])
         hidden = [engine.last_hidden_BD for engine in engines if engine.last_hidden_BD is not None]
         other.last_hidden_BD = torch.cat(hidden) if len(hidden) == len(engines) else None
         return other
+
+    @torch.inference_mode()
+    def grown(self, engines: Sequence["Engine"]) -> "Engine":
+        """In place: there are lanes to spare, and only when they run out do its own lanes move, into buffers twice as large."""
+        first, lanes = self.lanes, self.lanes + sum(engine.lanes for engine in engines)
+        buffers = [*self._keys, *self._values]
+        if not self._spare or len(self._spare[0]) < lanes:
+            self._spare = [buffer.new_zeros(max(lanes, 2 * first), *buffer.shape[1:]) for buffer in buffers]
+            for spare, buffer in zip(self._spare, buffers, strict=True):
+                spare[:first, :, self._end - self.memory : self._end] = self._remembered(buffer)
+        for engine in engines:
+            if engine.model is not self.model or engine.memory != self.memory:
+                raise InputError("engines of several models or memories cannot be joined; select or fork them from one")
+            taken = slice(first, first + engine.lanes)
+            for spare, buffer in zip(self._spare, [*engine._keys, *engine._values], strict=True):
+                spare[taken, :, self._end - self.memory : self._end] = engine._remembered(buffer)
+            first += engine.lanes
+        self.valid_B = torch.cat([self.valid_B, *(engine.valid_B for engine in engines)])
+        self.read_B = torch.cat([self.read_B, *(engine.read_B for engine in engines)])
+        hidden = [each.last_hidden_BD for each in (self, *engines) if each.last_hidden_BD is not None]
+        self.last_hidden_BD = torch.cat(hidden) if len(hidden) == len(engines) + 1 else None
+        self._use_spare(lanes)
+        return self
+
+    @torch.inference_mode()
+    def without(self, lanes: Collection[int]) -> tuple["Engine", list[int]]:
+        """In place: the last lanes move into the places that become free."""
+        self._check_lanes(list(lanes))
+        order = list(range(self.lanes))
+        for lane in sorted(lanes, reverse=True):
+            last = order.pop()
+            if lane < len(order):
+                order[lane] = last
+        if not self._spare:
+            self._spare = [*self._keys, *self._values]
+        for place, lane in enumerate(order):
+            if lane != place:
+                kept = slice(self._end - int(self.valid_B[lane]), self._end)
+                for buffer in self._spare:
+                    buffer[place, :, kept] = buffer[lane, :, kept]
+        self.valid_B, self.read_B = self.valid_B[order], self.read_B[order]
+        self.last_hidden_BD = None if self.last_hidden_BD is None else self.last_hidden_BD[order]
+        self._use_spare(len(order))
+        return self, order
 
     def save(self, path: Path | str) -> None:
         begin = self._end - self.memory
@@ -172,6 +218,15 @@ class Engine(Reader):
         return engine
 
     # --- inside
+
+    def _remembered(self, buffer: Tensor) -> Tensor:
+        return buffer[:, :, self._end - self.memory : self._end]
+
+    def _use_spare(self, lanes: int) -> None:
+        half = len(self._keys)
+        self._keys = [buffer[:lanes] for buffer in self._spare[:half]]
+        self._values = [buffer[:lanes] for buffer in self._spare[half:]]
+        self._table = None
 
     def _read(self, tokens_BT: Tensor) -> Tensor:
         model, T = self.model, tokens_BT.shape[1]
@@ -258,9 +313,10 @@ class Engine(Reader):
             return
         for buffers in (self._keys, self._values):
             for number, buffer in enumerate(buffers):
-                kept = buffer[:, :, self._end - self.memory : self._end].clone()
+                kept = self._remembered(buffer).clone()
                 if self.memory + tokens > W:
                     B, H, _, K = buffer.shape
+                    self._spare = []
                     buffers[number] = buffer = buffer.new_zeros(B, H, room(self.memory) + tokens, K)
                 buffer[:, :, : self.memory] = kept
         self._end = self.memory

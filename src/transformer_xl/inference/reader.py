@@ -1,7 +1,7 @@
 """What every engine does with the hidden states that it reads: distributions and losses. How it reads and remembers is its own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -77,6 +77,15 @@ class Reader(ABC):
 
     def fork(self) -> Self:
         return self.select(range(self.lanes))
+
+    def grown(self, readers: Sequence[Any]) -> Self:
+        """Its own lanes and those of others after them. For a batch whose lanes come and go: this engine itself is used up, the others are not."""
+        return self.joined([self, *readers])
+
+    def without(self, lanes: Collection[int]) -> tuple[Self, list[int]]:
+        """The lanes but these, and which of the former lanes each now is; this engine itself is used up. At least one must stay."""
+        stay = [lane for lane in range(self.lanes) if lane not in lanes]
+        return self.select(stay), stay
 
     @torch.inference_mode()
     def feed(self, tokens_BT: Tensor) -> Tensor:

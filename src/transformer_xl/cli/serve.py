@@ -1,0 +1,77 @@
+"""A page and an HTTP API for one or more trained models, like OpenAI's, with sessions that remember.
+
+    txl serve runs/first                                  (http://127.0.0.1:8000, for this machine alone)
+    txl serve runs/first runs/second --sessions saved     (two models; sessions can be saved there)
+
+An API key, where one is wanted, comes from --api-key-file or from the environment's TXL_API_KEY. SIGTERM and Ctrl-C let what is under way finish."""
+
+import argparse
+import os
+from pathlib import Path
+
+from transformer_xl.errors import InputError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or one of its checkpoints")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where to listen; other than loopback needs a key (127.0.0.1)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
+    parser.add_argument("--sessions", metavar="DIR", help="an existing folder in which sessions can be saved")
+    parser.add_argument("--api-key-file", metavar="FILE", help="a file that holds the key and nothing else")
+    parser.add_argument(
+        "--allow-host", metavar="NAME", action="append", default=[], help="a further host name by which it is reached"
+    )
+    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
+    parser.add_argument(
+        "--admit", metavar="N", type=int, default=64, help="texts at a time; more are answered 429 (64)"
+    )
+    parser.add_argument(
+        "--deadline", metavar="SECONDS", type=float, default=120.0, help="for one request, then 504 (120)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    key = api_key(arguments.api_key_file)
+    folder = None if arguments.sessions is None else Path(arguments.sessions)
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"--sessions: there is no folder {folder}; make it first")
+    try:
+        from transformer_xl.serving.server import make_server, serve
+    except ModuleNotFoundError as error:
+        raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
+    from transformer_xl.library import load
+    from transformer_xl.progress import say
+    from transformer_xl.serving.limits import Limits
+    from transformer_xl.serving.models import Served, name_of
+
+    limits = Limits(admitted=arguments.admit, deadline_seconds=arguments.deadline)
+    models: list[Served] = []
+    for run_folder in map(Path, arguments.runs):
+        checkpoint = load(run_folder, memory=arguments.memory).checkpoint
+        models.append(Served(name_of(run_folder, [one.name for one in models]), checkpoint, limits=limits))
+    server = make_server(
+        models,
+        limits=limits,
+        host=arguments.host,
+        port=arguments.port,
+        sessions=folder,
+        allowed=arguments.allow_host,
+        key=key,
+    )
+    serve(server, ready=lambda address: say(f"serving {', '.join(one.name for one in models)} at {address}"))
+    return 0
+
+
+def api_key(file: str | None) -> str | None:
+    """Never a word of the command line, which every user of the machine can read."""
+    if file is None:
+        return os.environ.get("TXL_API_KEY") or None
+    try:
+        key = Path(file).read_text().strip()
+    except OSError as error:
+        raise InputError(f"--api-key-file: {file} cannot be read ({error.strerror}); give a file with a key") from None
+    if not key:
+        raise InputError(f"--api-key-file: {file} is empty; write a key into it")
+    return key

@@ -1,0 +1,118 @@
+"""What the server answers, for OpenAPI."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class Problem(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class Error(BaseModel):
+    error: Problem
+
+
+class Health(BaseModel):
+    status: Literal["ok", "draining"]
+
+
+class MemoryUse(BaseModel):
+    used: int
+    length: int
+
+
+class Session(BaseModel):
+    id: str
+    object: Literal["session"]
+    model: str
+    tokens_read: int
+    memory: MemoryUse
+    created: int
+
+
+class Sessions(BaseModel):
+    data: list[Session]
+
+
+class Fed(Session):
+    fed: int
+    logprobs: list[float | None] | None = None
+
+
+class Saved(BaseModel):
+    name: str
+    bytes: int
+
+
+class SavedNames(BaseModel):
+    data: list[str]
+
+
+class Deleted(BaseModel):
+    id: str
+    deleted: bool
+
+
+class ScoredToken(BaseModel):
+    id: int
+    text: str
+    start: int
+    end: int
+    logprob: float | None
+
+
+class Scores(BaseModel):
+    model: str
+    tokens: list[ScoredToken]
+    loss_nats: float | None
+    memory: MemoryUse
+
+
+class Looks(BaseModel):
+    model: str
+    position: int
+    layer: int
+    head: int
+    first: int
+    weights: list[float]
+    terms: dict[str, list[float]]
+    marked: list[bool]
+    segment_start: int
+
+
+class Logprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class Choice(BaseModel):
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Text(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class Models(BaseModel):
+    object: Literal["list"]
+    data: list[dict[str, Any]]

@@ -1,0 +1,234 @@
+"""The server's addresses: who answers what, and every status that each may answer with."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import fastapi
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.middleware import Middleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+
+from transformer_xl.serving import answers, bodies
+from transformer_xl.serving.admission import Admission, Slot, slot
+from transformer_xl.serving.completions import complete, go_on
+from transformer_xl.serving.gate import Gate
+from transformer_xl.serving.limits import BODY_BYTES, Limits
+from transformer_xl.serving.metrics import CONTENT_TYPE, Requests, prometheus
+from transformer_xl.serving.models import Served
+from transformer_xl.serving.page_files import PAGE, page_file
+from transformer_xl.serving.refusals import SAYINGS, Refusal, StrictRoute, install
+from transformer_xl.serving.scoring import attention, feed, score
+from transformer_xl.serving.sessions import Session, Sessions
+
+WATCH_SECONDS = 0.25
+TAKEN = Annotated[Slot, Depends(slot)]
+SessionId = Annotated[str, fastapi.Path(alias="session", pattern=bodies.SESSION_ID)]
+
+
+def statuses(model: type | None, *more: int, kind: str = "application/json") -> dict[int | str, dict[str, Any]]:
+    """What a route may answer: its result, what any address may refuse with, and `more`."""
+    any_route = (401, 403, 404, 405, 413, 431, 500)
+    found: dict[int | str, dict[str, Any]] = {200: {"model": model} if model else {"content": {kind: {}}}}
+    found[200]["description"] = "the answer"
+    for status in sorted({*any_route, *more}):
+        found[status] = {"model": answers.Error, "description": SAYINGS[status]}
+    return found
+
+
+BODY = (400, 422)
+WORK = (400, 409, 422, 429, 503, 504)
+
+
+def make_app(
+    models: list[Served],
+    *,
+    limits: Limits,
+    sessions: Path | None = None,
+    host: str = "127.0.0.1",
+    allowed: list[str] | None = None,
+    key: str | None = None,
+) -> FastAPI:
+    requests = Requests()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for served in models:
+            served.start()
+        watch = asyncio.create_task(_watch(models))
+        yield
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
+        for served in models:
+            served.close()
+
+    app = FastAPI(
+        title="Transformer-XL",
+        description="Language models with memory. `/v1/completions` and `/v1/models` are OpenAI's; sessions, scores and attention are ours.",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        middleware=[
+            Middleware(Gate, host=host, allowed=allowed or [], key=key, requests=requests),
+            Middleware(RequestBodyLimitMiddleware, max_body_size=BODY_BYTES),
+        ],
+        redirect_slashes=False,
+        strict_content_type=True,
+    )
+    app.router.route_class = StrictRoute
+    install(app)
+    app.state.admission = Admission(limits)
+    app.state.models = {served.name: served for served in models}
+    app.state.sessions = Sessions(most=limits.sessions, folder=sessions)
+    app.state.requests = requests
+    _add_open(app)
+    _add_models(app)
+    _add_sessions(app)
+    return app
+
+
+async def _watch(models: list[Served]) -> None:
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        for served in models:
+            served.replace_if_stuck()
+
+
+def _served(request: Request, name: str) -> Served:
+    models: dict[str, Served] = request.app.state.models
+    if name not in models:
+        raise Refusal(404, "model: no such model is served here; GET /v1/models lists those that are")
+    return models[name]
+
+
+def _add_open(app: FastAPI) -> None:
+    for address in PAGE:
+
+        def page(request: Request) -> Response:
+            found = page_file(request.url.path)
+            if found is None:
+                raise Refusal(404, "this installation holds no page; the API is at /v1")
+            return Response(found[0], media_type=found[1])
+
+        app.add_api_route(address, page, include_in_schema=False)
+
+    @app.get("/health", responses=statuses(answers.Health))
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "draining" if request.app.state.admission.draining else "ok"})
+
+    @app.get("/metrics", responses=statuses(None, kind="text/plain"))
+    async def metrics(request: Request) -> Response:
+        state = request.app.state
+        counted = {name: (served.counts, served.under_way) for name, served in state.models.items()}
+        text = prometheus(
+            state.requests,
+            counted,
+            in_flight=state.admission.in_flight,
+            sessions=len(state.sessions),
+            draining=state.admission.draining,
+        )
+        return Response(text, media_type=CONTENT_TYPE)
+
+
+def _add_models(app: FastAPI) -> None:
+    @app.get("/v1/models", responses=statuses(answers.Models))
+    async def models(request: Request) -> Response:
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "transformer-xl",
+                "transformer_xl": served.facts(),
+            }
+            for name, served in request.app.state.models.items()
+        ]
+        return JSONResponse({"object": "list", "data": data})
+
+    completed = statuses(answers.Text, *WORK)
+    completed[200]["content"] = {"text/event-stream": {}}
+
+    @app.post("/v1/completions", responses=completed)
+    async def completions(request: Request, body: bodies.Completion, slot: TAKEN) -> Response:
+        return await complete(_served(request, body.model), body, slot)
+
+    @app.post("/v1/score", responses=statuses(answers.Scores, *WORK))
+    async def score_text(request: Request, body: bodies.Score, slot: TAKEN) -> Response:
+        served = _served(request, body.model)
+        return await score(served, body, slot, segment=served.forgets_after(body.memory))
+
+    @app.post("/v1/attention", responses=statuses(answers.Looks, *WORK))
+    async def look(request: Request, body: bodies.Attention, slot: TAKEN) -> Response:
+        return await attention(_served(request, body.model), body, slot)
+
+
+def _sessions(request: Request) -> Sessions:
+    sessions: Sessions = request.app.state.sessions
+    return sessions
+
+
+async def used(request: Request, id: SessionId) -> AsyncIterator[Session]:
+    """The session, for this request alone until its answer is sent."""
+    with _sessions(request).using(id) as session:
+        yield session
+
+
+USED = Annotated[Session, Depends(used)]
+
+
+def _add_sessions(app: FastAPI) -> None:
+    @app.post("/v1/sessions", responses=statuses(answers.Session, *BODY, 409))
+    async def open_session(request: Request, body: bodies.NewSession) -> Response:
+        return JSONResponse(_sessions(request).open(_served(request, body.model)).as_json())
+
+    @app.get("/v1/sessions", responses=statuses(answers.Sessions))
+    async def list_sessions(request: Request) -> Response:
+        return JSONResponse({"data": [session.as_json() for session in _sessions(request).all()]})
+
+    @app.get("/v1/sessions/saved", responses=statuses(answers.SavedNames, 409))
+    async def list_saved(request: Request) -> Response:
+        return JSONResponse({"data": await asyncio.to_thread(_sessions(request).saved)})
+
+    @app.post("/v1/sessions/restore", responses=statuses(answers.Session, *BODY, 409))
+    async def restore(request: Request, body: bodies.SavedName) -> Response:
+        models = list(request.app.state.models.values())
+        session = await asyncio.to_thread(_sessions(request).read_saved, body.name, models)
+        return JSONResponse(_sessions(request).add(session).as_json())
+
+    @app.get("/v1/sessions/{session}", responses=statuses(answers.Session, 422))
+    async def show(request: Request, id: SessionId) -> Response:
+        return JSONResponse(_sessions(request).get(id).as_json())
+
+    @app.delete("/v1/sessions/{session}", responses=statuses(answers.Deleted, 409, 422))
+    async def delete(request: Request, session: USED) -> Response:
+        _sessions(request).delete(session.id)
+        return JSONResponse({"id": session.id, "deleted": True})
+
+    @app.post("/v1/sessions/{session}/fork", responses=statuses(answers.Session, 409, 422))
+    async def fork(request: Request, id: SessionId) -> Response:
+        return JSONResponse(_sessions(request).fork(id).as_json())
+
+    @app.post("/v1/sessions/{session}/save", responses=statuses(answers.Saved, *BODY, 409))
+    async def save(request: Request, session: USED, body: bodies.SavedName) -> Response:
+        size = await asyncio.to_thread(_sessions(request).save, session, body.name)
+        return JSONResponse({"name": body.name, "bytes": size})
+
+    @app.post("/v1/sessions/{session}/feed", responses=statuses(answers.Fed, *WORK))
+    async def feed_session(session: USED, body: bodies.Feed, slot: TAKEN) -> Response:
+        return await feed(session, body, slot)
+
+    generated = statuses(answers.Text, *WORK)
+    generated[200]["content"] = {"text/event-stream": {}}
+
+    @app.post("/v1/sessions/{session}/generate", responses=generated)
+    async def generate(session: USED, body: bodies.SessionGeneration, slot: TAKEN) -> Response:
+        return await go_on(session, body, slot)
+
+    @app.post("/v1/sessions/{session}/score", responses=statuses(answers.Scores, *WORK))
+    async def score_in_session(session: USED, body: bodies.SessionScore, slot: TAKEN) -> Response:
+        return await score(session.served, body, slot, segment=None, source=session.reader)

@@ -1,0 +1,125 @@
+"""What a request may say, field by field: checked before any model hears of it, and shown in OpenAPI."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from transformer_xl.serving.limits import CHOICES, LIKELIEST, NEW_TOKENS, PROMPT_TOKENS, STOP_CHARACTERS, STOPS
+
+SESSION_NAME = "^[A-Za-z0-9_-]{1,64}$"
+SESSION_ID = "^[0-9a-f]{32}$"
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a text holds no NUL characters; give byte 0 as a token")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_without_nul)]
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=PROMPT_TOKENS)]
+Stop = Annotated[Text, Field(min_length=1, max_length=STOP_CHARACTERS)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256, description="A name that GET /v1/models lists.")]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class Generation(Body):
+    """How a text is written; what OpenAI's API has and this server has not may be sent with the value that changes nothing."""
+
+    max_tokens: int | None = Field(16, ge=0, le=NEW_TOKENS)
+    temperature: float | None = Field(1.0, ge=0.0, le=2.0)
+    top_p: float | None = Field(1.0, gt=0.0, le=1.0)
+    top_k: int | None = Field(0, ge=0, lt=1 << 31, description="Only the k likeliest tokens. 0: all.")
+    seed: int | None = Field(None, ge=0, description="The same seed gives the same text. Choice i has seed + i.")
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
+    logprobs: int | None = Field(None, ge=0, le=LIKELIEST)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=256, description="Not looked at.")
+    presence_penalty: float | None = Field(0.0, ge=0.0, le=0.0)
+    frequency_penalty: float | None = Field(0.0, ge=0.0, le=0.0)
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    best_of: int | None = Field(None, ge=1, le=1)
+    suffix: None = None
+
+
+class Completion(Generation):
+    model: ModelName
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=CHOICES)]
+        | Tokens
+        | Annotated[list[Tokens], Field(min_length=1, max_length=CHOICES)]
+    ) = ""
+    n: int | None = Field(1, ge=1, le=CHOICES)
+    echo: bool | None = False
+    memory: Literal["on", "off"] = Field(
+        "on", description="off: the model forgets at every boundary of a segment, as one without recurrence does."
+    )
+
+    @model_validator(mode="after")
+    def something_to_do(self) -> "Completion":
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens 0 gives nothing without echo")
+        return self
+
+
+class SessionGeneration(Generation):
+    max_tokens: int | None = Field(16, ge=1, le=NEW_TOKENS)
+
+
+class Given(Body):
+    """A text, or its tokens."""
+
+    text: Text | None = None
+    tokens: Tokens | None = None
+
+    @model_validator(mode="after")
+    def one_of_both(self) -> "Given":
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("give either text or tokens")
+        return self
+
+
+class Feed(Given):
+    logprobs: bool = Field(False, description="Also tell the log-probability of each token.")
+
+
+class SessionScore(Given):
+    pass
+
+
+class Score(Given):
+    model: ModelName
+    memory: Literal["on", "off"] = "on"
+
+
+class Attention(Given):
+    model: ModelName
+    position: int = Field(ge=0, lt=PROMPT_TOKENS, description="Which token looks, counted from 0.")
+    layer: int = Field(ge=0, lt=1 << 16, description="Counted from 0.")
+    head: int = Field(ge=0, lt=1 << 16, description="Counted from 0.")
+
+
+class NewSession(Body):
+    model: ModelName
+
+
+class SavedName(Body):
+    name: str = Field(pattern=SESSION_NAME)
+
+
+def _fields(kind: type[BaseModel]) -> set[str]:
+    return set(kind.model_fields).union(*map(_fields, kind.__subclasses__()))
+
+
+FIELDS = _fields(Body) | {"session"}
+"""Names that an error may say."""

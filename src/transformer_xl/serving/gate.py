@@ -1,0 +1,117 @@
+"""What a request passes before anything looks at what it wants: its host and origin, its key, its headers. And what every answer carries."""
+
+import hashlib
+import hmac
+import time
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from transformer_xl.serving.limits import HEADERS
+from transformer_xl.serving.metrics import Requests
+from transformer_xl.serving.page_files import PAGE
+from transformer_xl.serving.refusals import error_answer
+
+OPEN = {"/health", *PAGE}
+"""What needs no key."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::", "")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+ALWAYS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK or host.startswith("127.")
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, *, host: str, allowed: list[str], key: str | None, requests: Requests) -> None:
+        self.app, self.requests = app, requests
+        self._key = None if key is None else _digest(key.encode())
+        names = {host.lower(), *map(str.lower, allowed)} - set(EVERYWHERE)
+        self._names = names | set(LOOPBACK) if is_loopback(host) or host in EVERYWHERE else names
+        self._everywhere = host in EVERYWHERE
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started_at, status = time.monotonic(), 499
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(raw=message["headers"])
+                for name, value in ALWAYS.items():
+                    headers[name] = value
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        try:
+            if refused := self._refused(scope):
+                await error_answer(refused)(scope, receive, told)
+            else:
+                await self.app(scope, receive, told)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self.requests.add(route, status, time.monotonic() - started_at)
+
+    def _refused(self, scope: Scope) -> int | None:
+        headers = scope["headers"]
+        if len(headers) > HEADERS:
+            return 431
+        hosts = [value for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not self._known(hosts[0].decode("latin-1"), scope):
+            return 403
+        for origin in (value for name, value in headers if name == b"origin"):
+            if not _same(origin.decode("latin-1"), hosts[0].decode("latin-1")):
+                return 403
+        if self._key is not None and scope["path"] not in OPEN and not self._has_key(headers):
+            return 401
+        return None
+
+    def _known(self, host: str, scope: Scope) -> bool:
+        """A page elsewhere whose name was made to lead here (DNS rebinding) names itself, and is not known."""
+        name = _hostname(f"//{host}")
+        own = (scope.get("server") or ("",))[0] if self._everywhere else None
+        return name is not None and (name in self._names or name == own)
+
+    def _has_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        assert self._key is not None
+        given = [value for name, value in headers if name == b"authorization"]
+        sent = given[0] if len(given) == 1 else b""
+        scheme, _, key = sent.partition(b" ")
+        # Digests are compared, in constant time: how much of a key is right, or how long it is, takes no time to tell.
+        return hmac.compare_digest(_digest(key.strip()), self._key) and scheme.lower() == b"bearer"
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _hostname(address: str) -> str | None:
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+        return parts.hostname if parts.username is None and not parts.path else None
+    except ValueError:
+        return None
+
+
+def _same(origin: str, host: str) -> bool:
+    """A page may talk to the server that it came from."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() and not parts.path

@@ -1,0 +1,185 @@
+"""Texts that one model writes side by side. Each is what it would be alone, to the bit: it has its own chance, its own past and its own end.
+
+prompt read alone -> first token drawn alone -> joins          step   read the token that each lane drew last, draw the next
+                                                               leave  the last lanes move up into the free places
+"""
+
+import math
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from transformer_xl.data.tokenizers import Tokenizer, readable
+from transformer_xl.generation import Sampler, Sampling, TextStream
+from transformer_xl.generation.generate import Reading
+from transformer_xl.inference.distribution import Distribution, Lane, Question, Words, best
+from transformer_xl.inference.reader import Reader
+from transformer_xl.serving.events import Ended, Event, Mailbox, Told, Wrote
+
+LEAST = -9999.0
+"""JSON has no minus infinity."""
+
+
+class ModelFault(Exception):
+    """The model gave something that is no answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is asked of one text."""
+
+    sampling: Sampling
+    tokens: int
+    stop: tuple[str, ...] = ()
+    likeliest: int | None = None
+    """How many of the likeliest tokens are told at each place; None: nothing is told but text."""
+    segment: int | None = None
+    """The model forgets whenever it has read so many tokens. None: never."""
+    keep: bool = False
+    """The end tells what has read the whole text."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    token: int
+    log_probability: float
+    likeliest: Words | None
+
+
+class Writing:
+    """One text under way."""
+
+    def __init__(self, wish: Wish, tokenizer: Tokenizer, *, mailbox: Mailbox, index: int, suspected: int = 0) -> None:
+        self.wish, self.tokenizer, self.mailbox, self.index = wish, tokenizer, mailbox, index
+        self.suspected = suspected
+        """How often it was in a step that failed."""
+        self.ended = False
+        self.restart: Callable[..., Generator[Any, None, None]]
+        """Given [the text] and how many tokens to draw alone: the work from its prompt on."""
+
+    def anew(self) -> "Writing":
+        """The same from its beginning, after a failure."""
+        return Writing(self.wish, self.tokenizer, mailbox=self.mailbox, index=self.index, suspected=self.suspected + 1)
+
+    def begin(self, text: TextStream, past: Collection[int]) -> None:
+        """`text` stands where the new text begins, after the tokens `past`."""
+        self._text, self._drawn, self._told = text.fork(stop=self.wish.stop), 0, self.mailbox.drawn[self.index]
+        self._sampler = Sampler(self.wish.sampling)
+        self._sampler.saw(past)
+
+    def pick(self, lane: Lane) -> Question[Picked]:
+        token = yield from self._sampler.pick(lane)
+        if self.wish.likeliest is None:
+            return Picked(token, math.nan, None)
+        likeliest = (yield from best(lane, self.wish.likeliest)) if self.wish.likeliest else None
+        return Picked(token, lane.log_probability(token), likeliest)
+
+    def accept(self, picked: Picked, reader: Reading, place: int) -> list[Event]:
+        """What there is to tell now that this token is drawn."""
+        self._drawn += 1
+        start = self._text.characters
+        piece = self._text.push(picked.token)
+        reason = "stop" if self._text.stopped else "length" if self._drawn == self.wish.tokens else None
+        if reason:
+            piece += self._text.finish()
+        events: list[Event] = []
+        if self._drawn > self._told:
+            tokens: tuple[Told, ...] = ()
+            if self.wish.likeliest is not None:
+                tokens = (told(self.tokenizer, picked.token, picked.log_probability, picked.likeliest, start=start),)
+            events.append(Wrote(text=piece, tokens=tokens))
+        if reason:
+            self.ended = True
+            events.append(Ended(reason=reason, state=self._state(picked, reader, place) if self.wish.keep else None))
+        return events
+
+    def _state(self, picked: Picked, reader: Reading, place: int) -> tuple[Reader, TextStream]:
+        assert isinstance(reader, Reader)
+        own = reader.select([place])
+        own.read(torch.tensor([[picked.token]]))
+        return own, self._text.fork(stop=())
+
+
+def told(
+    tokenizer: Tokenizer, token: int, log_probability: float | None, likeliest: Words | None, *, start: int
+) -> Told:
+    words = [] if likeliest is None else zip(likeliest.token_K.tolist(), likeliest.score_K.tolist(), strict=True)
+    return Told(
+        token=token,
+        text=readable(tokenizer, token),
+        start=start,
+        log_probability=None if log_probability is None else max(log_probability, LEAST),
+        likeliest=tuple((other, max(score, LEAST)) for other, score in words),
+    )
+
+
+class Lanes:
+    def __init__(self, reader: Reading | None = None, writings: Collection[Writing] = ()) -> None:
+        """`reader` has a lane for each, has read its prompt, and is used up."""
+        self.writings = list(writings)
+        self._reader = reader
+        self._unread: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.writings)
+
+    def step(self) -> list[tuple[Writing, Event]]:
+        """Every lane reads the token it drew last and draws the next."""
+        reader = self._reader
+        assert reader is not None
+        forgetful = [
+            place
+            for place, writing in enumerate(self.writings)
+            if writing.wish.segment and isinstance(reader, Reader) and reader.read_B[place] >= writing.wish.segment
+        ]
+        if forgetful:
+            assert isinstance(reader, Reader)
+            reader.reset(forgetful)
+        reader.read(torch.tensor(self._unread)[:, None])
+        return self.draw()
+
+    def draw(self) -> list[tuple[Writing, Event]]:
+        """The next token of every lane. Those that are at their end then leave."""
+        reader = self._reader
+        assert reader is not None
+        assert reader.last_hidden_BD is not None
+        if not bool(torch.isfinite(reader.last_hidden_BD).all()):
+            raise ModelFault("hidden states that are no numbers")
+        edges = reader.model.config.cluster_edges
+        picked = Distribution(reader, reader.last_hidden_BD, edges=edges).ask([each.pick for each in self.writings])
+        self._unread = [one.token for one in picked]
+        events = [
+            (writing, event)
+            for place, (writing, one) in enumerate(zip(self.writings, picked, strict=True))
+            for event in writing.accept(one, reader, place)
+        ]
+        self.leave([writing for writing in self.writings if writing.ended])
+        return events
+
+    def take(self, other: "Lanes") -> None:
+        """The lanes of another, which have drawn as well."""
+        if not len(other):
+            return
+        assert other._reader is not None
+        self._reader = other._reader if self._reader is None else self._reader.grown([other._reader])
+        self.writings = [*self.writings, *other.writings]
+        self._unread += other._unread
+
+    def leave(self, writings: Collection[Writing]) -> None:
+        places = {place for place, writing in enumerate(self.writings) if writing in writings}
+        if not places:
+            return
+        if len(places) == len(self.writings):
+            self.clear()
+            return
+        assert self._reader is not None
+        self._reader, order = self._reader.without(places)
+        self.writings = [self.writings[place] for place in order]
+        self._unread = [self._unread[place] for place in order]
+
+    def clear(self) -> list[Writing]:
+        """Nobody is left; those who were."""
+        left, self.writings, self._unread, self._reader = self.writings, [], [], None
+        return left

@@ -1,0 +1,66 @@
+"""What a server counts, as Prometheus reads it."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass
+class Counts:
+    """Of one model."""
+
+    tokens_read: int = 0
+    tokens_written: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    threads_abandoned: int = 0
+
+
+class Requests:
+    """Answers by route and status, and the time they took."""
+
+    def __init__(self) -> None:
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.seconds: Counter[str] = Counter()
+
+    def add(self, route: str, status: int, seconds: float) -> None:
+        self.answered[route, status] += 1
+        self.seconds[route] += seconds  # type: ignore[assignment]
+
+
+COUNTED = {
+    "tokens_read": "Tokens read from prompts and texts.",
+    "tokens_written": "Tokens drawn.",
+    "steps": "Steps of all texts of a model together.",
+    "step_seconds": "Time spent in these steps.",
+    "threads_abandoned": "Threads that never came back from a model.",
+}
+
+
+def prometheus(
+    requests: Requests, models: dict[str, tuple[Counts, int]], *, in_flight: int, sessions: int, draining: bool
+) -> str:
+    """`models`: by name, what each counted and how many texts and tasks it has under way."""
+    lines = list[str]()
+
+    def metric(name: str, kind: str, about: str, values: Iterable[tuple[str, float]]) -> None:
+        lines.append(f"# HELP txl_{name} {about}")
+        lines.append(f"# TYPE txl_{name} {kind}")
+        lines.extend(f"txl_{name}{labels} {value:.10g}" for labels, value in values)
+
+    by_route = sorted(requests.answered.items())
+    answered = [(f'{{route="{route}",status="{status}"}}', count) for (route, status), count in by_route]
+    metric("requests_total", "counter", "Requests answered.", answered)
+    seconds = [(f'{{route="{route}"}}', value) for route, value in sorted(requests.seconds.items())]
+    metric("request_seconds_total", "counter", "Time from request to the end of its answer.", seconds)
+    for name, about in COUNTED.items():
+        values = [(f'{{model="{model}"}}', float(getattr(counts, name))) for model, (counts, _) in models.items()]
+        metric(f"{name}_total", "counter", about, values)
+    under_way = [(f'{{model="{model}"}}', float(count)) for model, (_, count) in models.items()]
+    metric("under_way", "gauge", "Texts and tasks that a model's thread has.", under_way)
+    metric("in_flight", "gauge", "Texts and tasks admitted.", [("", in_flight)])
+    metric("sessions", "gauge", "Sessions in memory.", [("", sessions)])
+    metric("draining", "gauge", "1 after SIGTERM.", [("", int(draining))])
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,124 @@
+"""Reading done in pieces, so that the thread that does it can write for others in between. Knows no request.
+
+Each of these is a generator: it yields how many tokens it has just read, and returns what it found.
+"""
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transformer_xl.generation.generate import Reading, Windows
+from transformer_xl.inference import Reader, make_engine
+from transformer_xl.inference.distribution import Distribution, Words, best
+from transformer_xl.inference.reader import CHUNK
+from transformer_xl.model import AnyModel, TransformerXL
+from transformer_xl.serving.lanes import ModelFault
+from transformer_xl.serving.limits import LANES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    loss_P: NDArray[np.float32]
+    """In nats; NaN for the first token of all."""
+    likeliest: list[Words]
+    """At each token's place but the first of all; empty where none were asked for."""
+
+
+class Scorer(Protocol):
+    """An engine, or what stands in for it where there is no memory."""
+
+    @property
+    def model(self) -> AnyModel: ...
+
+    def read(self, tokens_BT: Tensor) -> Tensor: ...
+
+    def reset(self, lanes: Sequence[int], /) -> None: ...
+
+    def head_logits(self, hidden_BD: Tensor) -> Tensor: ...
+
+    def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor: ...
+
+
+class Segments:
+    """Reads a text segment by segment with a model that has no memory, such as one with absolute positions."""
+
+    def __init__(self, model: TransformerXL) -> None:
+        self.model = model
+        self.head_logits = model.vocabulary.head_logits
+        self.cluster_logits = model.vocabulary.cluster_logits
+
+    @torch.inference_mode()
+    def read(self, tokens_BT: Tensor) -> Tensor:
+        hidden_BTD: Tensor = self.model(tokens_BT).hidden_BTD
+        return hidden_BTD
+
+    def reset(self, lanes: Sequence[int]) -> None:
+        """There is nothing to forget."""
+
+
+def fresh_reader(model: AnyModel) -> Reading:
+    """Has read nothing; goes on to write."""
+    return make_engine(model) if model.config.remembers else Windows(_without_memory(model))
+
+
+def fresh_scorer(model: AnyModel) -> Scorer:
+    return make_engine(model) if model.config.remembers else Segments(_without_memory(model))
+
+
+def _without_memory(model: AnyModel) -> TransformerXL:
+    assert isinstance(model, TransformerXL)
+    return model
+
+
+def read(reader: Reading, tokens: Sequence[int], *, segment: int | None) -> Generator[int, None, None]:
+    """Reads one lane's tokens; of a model that forgets at every `segment`, only what it still knows at the end."""
+    begin = (len(tokens) - 1) // segment * segment if segment else 0
+    for start in range(begin, len(tokens), CHUNK):
+        piece = tokens[start : start + CHUNK]
+        reader.read(torch.tensor([piece]))
+        yield len(piece)
+
+
+def score(
+    reader: Scorer, tokens: Sequence[int], *, segment: int | None, likeliest: int = 0
+) -> Generator[int, None, Scored]:
+    """Reads one lane's tokens, and tells how surprising each is given all before it. With `segment`, the reader has read nothing and forgets at every one."""
+    before_BD = reader.last_hidden_BD if isinstance(reader, Reader) and reader.read_B[0] else None
+    unread = before_BD is None
+    losses, words = [], list[Words]()
+    edges = reader.model.config.cluster_edges
+    for start in range(0, len(tokens), segment or CHUNK):
+        piece_BT = torch.tensor([tokens[start : start + (segment or CHUNK)]])
+        if segment:
+            reader.reset([0])
+        hidden_BTD = reader.read(piece_BT)
+        if before_BD is None:
+            before_BD = torch.zeros_like(hidden_BTD[:, 0])
+        before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
+        losses.append(_losses(reader, before_BTD, piece_BT))
+        for first in range(0, piece_BT.shape[1] if likeliest else 0, LANES):
+            rows_PD = before_BTD[0, first : first + LANES]
+            questions = [lambda lane: best(lane, likeliest)] * len(rows_PD)
+            words += Distribution(reader, rows_PD, edges=edges).ask(questions)
+        before_BD = hidden_BTD[:, -1]
+        yield piece_BT.shape[1]
+    loss_P = np.concatenate(losses)
+    if not np.isfinite(loss_P[1:]).all():
+        raise ModelFault("losses that are no numbers")
+    if unread:
+        loss_P[0] = math.nan
+    return Scored(loss_P=loss_P, likeliest=words[1:] if unread and words else words)
+
+
+@torch.inference_mode()
+def _losses(reader: Scorer, before_BTD: Tensor, tokens_BT: Tensor) -> NDArray[np.float32]:
+    options: dict[str, Any] = {"linear": reader.linear} if isinstance(reader, Reader) else {}
+    loss_BT = reader.model.vocabulary.loss(before_BTD, tokens_BT, **options)
+    values: NDArray[np.float32] = loss_BT[0].float().numpy()
+    return values

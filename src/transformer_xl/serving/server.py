@@ -1,0 +1,109 @@
+"""A server from its first to its last request: opens its port, says where, and at SIGTERM lets what is under way finish."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from transformer_xl.errors import InputError
+from transformer_xl.serving.app import make_app
+from transformer_xl.serving.connection import protocol
+from transformer_xl.serving.gate import is_loopback
+from transformer_xl.serving.limits import HEADER_BYTES, Limits
+from transformer_xl.serving.models import Served
+
+CLOSING_SECONDS = 1
+"""For answers that are being sent when everything else is over."""
+BACKLOG = 1024
+
+
+class Server(uvicorn.Server):
+    """First nobody new is let in, then what is under way finishes, then the connections close."""
+
+    def __init__(self, config: uvicorn.Config, *, app: FastAPI, limits: Limits) -> None:
+        super().__init__(config)
+        self.app, self.limits = app, limits
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains; a second one ends at once."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _drain(self) -> None:
+        admission = self.app.state.admission
+        admission.draining = True
+        until = asyncio.get_running_loop().time() + self.limits.drain_seconds
+        while admission.in_flight and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.02)
+        admission.send_away()
+        self.should_exit = True
+
+
+def make_server(
+    models: list[Served],
+    *,
+    limits: Limits,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    sessions: Path | None = None,
+    allowed: list[str] | None = None,
+    key: str | None = None,
+) -> Server:
+    if not is_loopback(host) and not key:
+        raise InputError(
+            f"--host: {host} is open to other machines, and there is no key; give one with --api-key-file or TXL_API_KEY, or take 127.0.0.1"
+        )
+    app = make_app(models, limits=limits, sessions=sessions, host=host, allowed=allowed, key=key)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=protocol(limits),
+        ws="none",
+        lifespan="on",
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        timeout_keep_alive=limits.keep_alive_seconds,
+        timeout_graceful_shutdown=CLOSING_SECONDS,
+        proxy_headers=False,
+    )
+    return Server(config, app=app, limits=limits)
+
+
+def serve(server: Server, *, ready: Callable[[str], None]) -> None:
+    """Until SIGTERM or Ctrl-C. `ready` is told the address."""
+    host = server.config.host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, server.config.port))
+    except OSError as error:
+        listening.close()
+        raise InputError(
+            f"--port: {server.config.port} on {host} cannot be opened ({error.strerror}); take another"
+        ) from None
+    listening.listen(BACKLOG)
+    shown = f"[{host}]" if ":" in host else host
+    ready(f"http://{shown}:{listening.getsockname()[1]}")
+    server.run(sockets=[listening])
