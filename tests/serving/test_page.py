@@ -261,8 +261,8 @@ def test_layers_heads_and_terms_can_be_switched(page, server):
     seen = {str(listed(page))}
     for layer, head in [(0, 1), (1, 1)]:
         with page.expect_response("**/v1/attention") as answered:
-            page.select_option("#layer", str(layer))
-            page.select_option("#head", str(head))
+            page.select_option("#layer", label=str(layer + 1))
+            page.select_option("#head", label=str(head + 1))
         assert answered.value.ok
         answer = ask(server, "/v1/attention", model="small", text=TEXT, position=40, layer=layer, head=head)
         farthest = 40 - answer["first"] - answer["weights"].index(max(answer["weights"]))

@@ -64,11 +64,11 @@ export class Attention {
     this.running = new AbortController();
     const { signal } = this.running;
     const from = asked.memory === "off" ? asked.place - (asked.place % this.about.segment) : 0;
-    const ids = asked.tokens.slice(from, asked.place + 1).map(({ id }) => id);
+    const ids = asked.tokens.slice(from, asked.place + 2).map(({ id }) => id); // and the next: the server wants two at least
     const { layer, head } = this.choice;
     byId("attention").ariaBusy = "true";
     try {
-      const answer = await ask("/v1/attention", { model: asked.model, tokens: ids, position: ids.length - 1, layer, head }, signal);
+      const answer = await ask("/v1/attention", { model: asked.model, tokens: ids, position: asked.place - from, layer, head }, signal);
       answer.first += from;
       answer.segment_start = Math.max(answer.segment_start + from, answer.first);
       this.answer = answer;
