@@ -231,7 +231,7 @@ class Engine(Reader):
     def _read(self, tokens_BT: Tensor) -> Tensor:
         model, T = self.model, tokens_BT.shape[1]
         self._make_room(T)
-        hidden_BTD = model.encoding.enter_first(model.vocabulary.embed(tokens_BT))
+        hidden_BTD = model.encoding.enter_first(model.vocabulary.embed(tokens_BT, linear=self.linear.exact))
         hidden_BTD = self._through_kernels(hidden_BTD) if self._compiled else self._through_torch(hidden_BTD)
         if model.final_norm is not None:
             hidden_BTD = model.final_norm(hidden_BTD)

@@ -21,14 +21,30 @@ class Linear:
         self.kind = kind
         self.compiled = compiled
         self._bytes: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
+        self._turned: dict[tuple[int, torch.Size], Tensor] = {}
 
     def __call__(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        kept_OI, scale_O = self.stored(weight_OI)
-        few = x.numel() <= FEW * weight_OI.shape[1]
-        if self.compiled and few and kept_OI.is_contiguous():
-            out_PO = kernels.linear(x.reshape(-1, x.shape[-1]).contiguous(), kept_OI, scale_O, bias_O)
+        return self._product(x, *self.stored(weight_OI), bias_O)
+
+    def exact(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Never from bytes."""
+        return self._product(x, weight_OI.detach(), None, bias_O)
+
+    def _product(self, x: Tensor, kept_OI: Tensor, scale_O: Tensor | None, bias_O: Tensor | None) -> Tensor:
+        if self.compiled and 0 < x.numel() <= FEW * kept_OI.shape[1]:
+            rows_PI = x.reshape(-1, x.shape[-1]).contiguous()
+            out_PO = kernels.linear(rows_PI, self._contiguous(kept_OI), scale_O, bias_O)
             return out_PO.view(*x.shape[:-1], -1)
         return F.linear(x, kept_OI if scale_O is None else kept_OI * scale_O[:, None], bias_O)
+
+    def _contiguous(self, kept_OI: Tensor) -> Tensor:
+        """A transposed view as a matrix of its own: it is small, and the kernels read rows."""
+        if kept_OI.is_contiguous():
+            return kept_OI
+        key = (kept_OI.data_ptr(), kept_OI.shape)
+        if key not in self._turned:
+            self._turned[key] = kept_OI.contiguous()
+        return self._turned[key]
 
     def stored(self, weight_OI: Tensor) -> tuple[Tensor, Tensor | None]:
         """The matrix as it is read: itself and no scale, or bytes and a scale for each row. A transposed view is small and stays exact."""

@@ -63,13 +63,13 @@ class Vocabulary(nn.Module):
 
     # --- in
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
+    def embed(self, tokens_BT: Tensor, *, linear: Linear = F.linear) -> Tensor:
         """[B, T, D], scaled as the kind of model has it; the output side uses the same tables unscaled."""
         config = self.config
         if self.one_table:
-            embedded_BTD = self._project_in(0, F.embedding(tokens_BT, self.tables[0]))
+            embedded_BTD = self._project_in(0, F.embedding(tokens_BT, self.tables[0]), linear)
         else:
-            embedded_BTD = self._embed_clusters(tokens_BT)
+            embedded_BTD = self._embed_clusters(tokens_BT, linear)
         if config.embedding_scale != 1:
             embedded_BTD = embedded_BTD * config.embedding_scale
         if self.training and config.word_dropout:
@@ -79,23 +79,21 @@ class Vocabulary(nn.Module):
             embedded_BTD = embedded_BTD * factor_BT1
         return embedded_BTD
 
-    def _embed_clusters(self, tokens_BT: Tensor) -> Tensor:
+    def _embed_clusters(self, tokens_BT: Tensor, linear: Linear) -> Tensor:
         edges, flat_P = self.config.cluster_edges, tokens_BT.reshape(-1)
         places, rows = [], []
         for cluster, table in enumerate(self.tables):
             place_P = ((flat_P >= edges[cluster]) & (flat_P < edges[cluster + 1])).nonzero().squeeze(1)
             places.append(place_P)
-            rows.append(self._project_in(cluster, F.embedding(flat_P[place_P] - edges[cluster], table)))
+            rows.append(self._project_in(cluster, F.embedding(flat_P[place_P] - edges[cluster], table), linear))
         # The clusters' rows one after another, put back into token order by the inverse of how they were gathered.
         order_P = torch.cat(places).argsort()
         return torch.cat(rows)[order_P].view(*tokens_BT.shape, self.config.d_model)
 
-    def _project_in(self, cluster: int, embedded: Tensor) -> Tensor:
-        return (
-            F.linear(embedded, self.input_projections[str(cluster)])
-            if self.config.has_projection(cluster)
-            else embedded
-        )
+    def _project_in(self, cluster: int, embedded: Tensor, linear: Linear) -> Tensor:
+        if not self.config.has_projection(cluster):
+            return embedded
+        return linear(embedded, self.input_projections[str(cluster)], None)
 
     # --- out
 
@@ -132,7 +130,7 @@ class Vocabulary(nn.Module):
         logits = self.cluster_logits(0, hidden, linear=linear)
         if self.tail_weight_CE is None:
             return logits
-        tails = linear(self._project_out(0, hidden), self.tail_weight_CE, self.tail_bias_C)
+        tails = linear(self._project_out(0, hidden, linear), self.tail_weight_CE, self.tail_bias_C)
         return torch.cat([logits, tails], dim=-1)
 
     def cluster_logits(self, cluster: int, hidden: Tensor, *, linear: Linear = F.linear) -> Tensor:
@@ -140,16 +138,16 @@ class Vocabulary(nn.Module):
         low, high = self.config.cluster_edges[cluster : cluster + 2]
         tables = self.tables if self.config.tie_embeddings else self.output_tables
         weight_VE = tables[0][low:high] if self.one_table else tables[cluster]
-        return linear(self._project_out(cluster, hidden), weight_VE, self.bias_V[low:high])
+        return linear(self._project_out(cluster, hidden, linear), weight_VE, self.bias_V[low:high])
 
-    def _project_out(self, cluster: int, hidden: Tensor) -> Tensor:
+    def _project_out(self, cluster: int, hidden: Tensor, linear: Linear) -> Tensor:
         if not self.config.has_projection(cluster):
             return hidden
         if self.config.ties_projection(cluster):
             projection_DE = self.input_projections["0" if self.one_table else str(cluster)]
         else:
             projection_DE = self.output_projections[str(cluster)]
-        return F.linear(hidden, projection_DE.t())
+        return linear(hidden, projection_DE.t(), None)
 
     @staticmethod
     def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
