@@ -7,9 +7,9 @@ import pytest
 from page_helpers import IMAGE, SCRIPT, TEXT, choose, generate, read, tokens, write
 from serving_helpers import in_thread
 
-import transformer_xl
+from transformer_xl.serving import page_files
+from transformer_xl.serving.page_files import PAGE
 
-PAGE = Path(transformer_xl.__file__).parent / "serving" / "page"
 KEY = "a-key-that-only-this-test-knows"
 
 
@@ -173,8 +173,8 @@ def test_the_policy_stops_script_that_got_in_all_the_same(open_page, page_server
 
 
 def test_the_page_holds_no_way_to_insert_html_and_no_address_outside():
-    files = {path.name: path.read_text() for path in PAGE.iterdir()}
-    assert {"index.html", "page.js", "page.css"} <= set(files)
+    files = {path.name: path.read_text() for path in (Path(page_files.__file__).parent / "page").iterdir()}
+    assert set(files) == {name for name, _ in PAGE.values()}
     insertion = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|setHTML|srcdoc|\beval\b|new Function"
     for name, text in files.items():
         assert not re.search(insertion, text), name

@@ -5,23 +5,7 @@ import { count } from "./wording.js";
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 190;
 const EDGE = { top: 10, right: 12, bottom: 40, left: 52 };
-const WINDOW = 32;
-
-export const MEAN_NAME = `running mean of ${WINDOW}`;
-
-// The mean of the last WINDOW values, or of as many as there are; null stays out of it.
-export function runningMean(values) {
-  let sum = 0;
-  const recent = [];
-  return values.map((value) => {
-    if (value !== null) {
-      recent.push(value);
-      sum += value;
-      if (recent.length > WINDOW) sum -= recent.shift();
-    }
-    return recent.length ? sum / recent.length : null;
-  });
-}
+const PAGE_STEP = 32;
 
 function draw(parent, name, attributes, text) {
   const element = document.createElementNS(SVG, name);
@@ -43,7 +27,7 @@ function ticks(least, most, wanted) {
 
 export class Chart {
   // `tell(place)` gives the sentence for a position; `choose(place)` is called on click and Enter.
-  constructor(host, { name, hint = "", choose }) {
+  constructor(host, { name, hint, choose }) {
     Object.assign(this, { hint, choose });
     this.host = host;
     host.className = "chart";
@@ -125,7 +109,7 @@ export class Chart {
       draw(svg, "line", { class: value === 0 ? "axis" : "grid", x1: EDGE.left, x2: this.width - EDGE.right, y1: this.#y(value), y2: this.#y(value) });
       draw(svg, "text", { x: EDGE.left - 7, y: this.#y(value) + 4, "text-anchor": "end" }, String(value));
     }
-    for (const value of ticks(1, this.length, Math.max(3, Math.floor(this.width / 110)))) {
+    for (const value of ticks(1, this.length, Math.max(4, Math.floor(this.width / 110)))) {
       if (Number.isInteger(value)) draw(svg, "text", { x: this.#x(value - 1), y: bottom + 16, "text-anchor": "middle" }, count(value));
     }
     draw(svg, "text", { class: "axis-name", x: (EDGE.left + this.width - EDGE.right) / 2, y: HEIGHT - 5, "text-anchor": "middle" }, "token");
@@ -184,7 +168,7 @@ export class Chart {
   }
 
   #keyed(event) {
-    const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: WINDOW, PageDown: -WINDOW, Home: -Infinity, End: Infinity };
+    const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: PAGE_STEP, PageDown: -PAGE_STEP, Home: -Infinity, End: Infinity };
     if (event.key === "Enter") this.choose(this.place);
     else if (event.key in steps) this.#point(Math.min(this.length - 1, Math.max(0, this.place + steps[event.key])));
     else return;

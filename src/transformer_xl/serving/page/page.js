@@ -1,12 +1,12 @@
-// The page's doings, top to bottom: what is remembered, runs to choose from, reading, generating, comparing, and the charts.
+// The page's doings, top to bottom: what is remembered, runs to choose from, reading, generating, and looking back from a token.
 
 import { Attention } from "./attention.js";
-import { Chart, MEAN_NAME, runningMean } from "./chart.js";
-import { meanLoss, Pane } from "./pane.js";
+import { LossCharts } from "./losses.js";
+import { Pane } from "./pane.js";
 import { ask, Refusal, streamed, useKey } from "./server.js";
 import { remember, remembered, startTheme } from "./settings.js";
 import { LEVELS, readTokens, writtenTokens } from "./tokens.js";
-import { count, described, nats, tokens as tokenCount } from "./wording.js";
+import { count, tokens as tokenCount } from "./wording.js";
 
 const byId = (id) => document.getElementById(id);
 const FIELDS = ["max_tokens", "temperature", "top_p", "top_k", "seed"];
@@ -19,12 +19,7 @@ let panes = [];
 let running = null;
 
 const attention = new Attention({ problem, changed: (choice) => remember({ choice }), choice: remembered().choice });
-const lossChart = new Chart(byId("loss-chart"), {
-  name: "Loss of each token",
-  hint: "Point at the chart, or walk it with the arrow keys; a click or Enter shows where the model looked.",
-  choose: chooseInFirst,
-});
-const differenceChart = new Chart(byId("difference-chart"), { name: "What memory saved at each token", choose: chooseInFirst });
+const charts = new LossCharts({ choose: chooseInFirst });
 
 // What is remembered
 
@@ -120,7 +115,7 @@ function showRun() {
 function clearPanes() {
   panes = [];
   byId("panes").replaceChildren(nothing);
-  byId("charts").hidden = byId("difference").hidden = true;
+  charts.hide();
   attention.clear();
 }
 
@@ -150,7 +145,7 @@ async function job(doing, work) {
     running = null;
     byId("count").textContent = "";
     setBusy(false);
-    showCharts();
+    charts.show(panes);
   }
 }
 
@@ -259,66 +254,6 @@ function choose(pane, place) {
 
 function chooseInFirst(place) {
   choose(panes[0], Math.min(place, panes[0].tokens.length - 1));
-}
-
-// Charts and the comparison
-
-const losses = (tokens) => tokens.map(({ logprob }) => (logprob === null ? null : -logprob));
-
-function showCharts() {
-  if (panes.length === 0 || panes.some((pane) => pane.tokens.length < 2)) return;
-  byId("charts").hidden = false;
-  const comparing = panes.length === 2;
-  byId("difference").hidden = byId("difference-chart").hidden = !comparing;
-  if (comparing) showComparison(...panes);
-  else showLoss(panes[0]);
-}
-
-function showLoss({ tokens }) {
-  const means = runningMean(losses(tokens));
-  const begins = tokens.findIndex(({ written }) => written);
-  lossChart.show({
-    series: [
-      { kind: "bars", values: losses(tokens), className: "loss", name: "each token" },
-      { kind: "line", values: means, className: "with", name: MEAN_NAME },
-    ],
-    marks: begins > 0 ? [{ place: begins, name: "from here the model wrote" }] : [],
-    yName: "loss, nats",
-    tell: (place) => described(tokens[place], place) + (means[place] === null ? "" : `; ${MEAN_NAME}: ${nats(means[place])}`),
-  });
-}
-
-// Only what both have read can be compared: the text, not what each wrote after it.
-function showComparison(on, off) {
-  const shared = [on, off].map(({ tokens }) => tokens.filter(({ written }) => !written));
-  const [withMemory, without] = [on, off].map(({ tokens }) => runningMean(losses(tokens)));
-  const say2 = (name, values, place) => (values[place] == null ? "" : `; ${name} ${nats(values[place])}`);
-  const longer = on.tokens.length >= off.tokens.length ? on.tokens : off.tokens;
-  const begins = on.tokens.findIndex(({ written }) => written);
-  lossChart.show({
-    series: [
-      { kind: "line", values: withMemory, className: "with", name: `memory on, ${MEAN_NAME}` },
-      { kind: "line", values: without, className: "without", name: `memory off, ${MEAN_NAME}` },
-    ],
-    marks: begins > 0 ? [{ place: begins, name: "from here each wrote its own" }] : [],
-    yName: "loss, nats",
-    tell: (place) => `Token ${count(place + 1)} ${longer[place].written ? "" : longer[place].text.trim()}${say2("running mean with memory", withMemory, place)}${say2("without", without, place)}`,
-  });
-  const saved = shared[0].map(({ logprob }, place) => (logprob === null || shared[1][place]?.logprob == null ? null : logprob - shared[1][place].logprob));
-  const known = saved.filter((value) => value !== null);
-  byId("difference").hidden = byId("difference-chart").hidden = known.length === 0;
-  if (known.length === 0) return;
-  differenceChart.show({
-    series: [{ kind: "bars", values: saved, className: "saved", name: "loss without memory less loss with it: above zero, memory helped" }],
-    marks: [],
-    yName: "saved, nats",
-    tell: (place) => described(shared[0][place], place) + (saved[place] === null ? "" : `; memory saved ${nats(saved[place])}`),
-  });
-  const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
-  const [best, worst] = shared.map(meanLoss);
-  byId("difference").textContent =
-    `Memory ${mean >= 0 ? "saves" : "costs"} ${Math.abs(mean).toFixed(3)} nats per token over the ${tokenCount(known.length)} scored in your text: ` +
-    `${best.toFixed(3)} with it, ${worst.toFixed(3)} without.`;
 }
 
 // Start

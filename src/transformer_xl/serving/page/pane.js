@@ -7,7 +7,7 @@ const NAMES = { on: "Memory on", off: "Memory off" };
 const UNITS = { byte: "byte", character: "character", word: "word", piece: "piece" };
 
 // Mean loss in nats over the tokens that have one.
-export function meanLoss(tokens) {
+function meanLoss(tokens) {
   const losses = tokens.filter(({ logprob }) => logprob !== null).map(({ logprob }) => -logprob);
   return losses.length ? losses.reduce((sum, loss) => sum + loss, 0) / losses.length : null;
 }

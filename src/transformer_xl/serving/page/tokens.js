@@ -83,7 +83,7 @@ export class TokenView {
     this.drawing = tokens;
     this.first = Math.max(0, tokens.length - MOST_SHOWN);
     this.more.hidden = this.first === 0;
-    this.more.textContent = `Only the last ${count(MOST_SHOWN)} of ${count(tokens.length)} tokens stand here; the figures count them all.`;
+    this.more.textContent = `The first ${count(this.first)} tokens are read but not shown, to keep the page quick; figures and charts count them.`;
     this.tokens = tokens.slice(0, this.first);
     for (let from = this.first; from < tokens.length; from += AT_ONCE) {
       this.append(tokens.slice(from, from + AT_ONCE));
