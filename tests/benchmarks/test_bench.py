@@ -255,3 +255,17 @@ def test_an_installation_that_fails_leaves_nothing_behind(tmp_path, monkeypatch)
         environment.huggingface_python()
     assert not environment.huggingface_environment().exists()
     assert [path.name for path in (tmp_path / "transformer-xl").iterdir() if path.is_dir()] == []
+
+
+def test_serving_is_timed_in_rounds(capsys):
+    result = bench(capsys, "serving")
+    one, many, first = result["rows"]
+    assert one["ratio_to_one_stream"] is None
+    assert many["implementation"] == "16 streams"
+    assert many["spread"][0] <= many["tokens_per_second"] <= many["spread"][1]
+    low, high = many["ratio_to_one_stream_spread"]
+    assert low <= many["ratio_to_one_stream"] <= high
+    assert many["ratio_to_one_stream"] > 1, "sixteen streams were not written together"
+    assert 0 < first["first_token_seconds"] < 30
+    assert all(row["peak_memory_mb"] > 50 for row in result["rows"])
+    assert main(["bench", "serving", "--against", "huggingface"]) == 2

@@ -38,7 +38,9 @@ class Running:
 
     def client(self, **options: Any) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.Client(base_url=self.address, timeout=60, trust_env=False, headers=headers, **options)
+        return httpx.Client(
+            base_url=self.address, timeout=60, trust_env=False, verify=False, headers=headers, **options
+        )
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         with self.client() as client:
@@ -56,7 +58,9 @@ class Running:
     def metric(self, name: str) -> float:
         """Summed over its labels."""
         lines = self.get("/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"txl_{name} ", f"txl_{name}{{")))
+        return sum(
+            float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"txl_{name} ", f"txl_{name}{{"))
+        )
 
     def raw(self, data: bytes, *, seconds: float = 30.0) -> bytes:
         """What comes back for these bytes until the connection closes or nothing more comes."""
@@ -78,9 +82,7 @@ class Running:
 @contextmanager
 def in_thread(*runs: Path, limits: Limits | None = None, key: str | None = None, **options: Any) -> Iterator[Running]:
     limits = limits or Limits()
-    models = []
-    for run in runs:
-        models.append(Served(run.name, load_checkpoint(run), limits=limits))
+    models = [Served(run.name, load_checkpoint(run), limits=limits) for run in runs]
     server = make_server(models, limits=limits, key=key, **options)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

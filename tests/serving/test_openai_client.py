@@ -1,22 +1,27 @@
 """The official client talks to the server as it talks to OpenAI's: texts, streams, log-probabilities, errors."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import openai
 import pytest
 import torch
+from serving_helpers import events, in_thread
 
 import transformer_xl as txl
-from serving_helpers import events, in_thread
+from small_run import SMALL
+from transformer_xl.config import EvaluationConfig
+from transformer_xl.inference import kernels
 from transformer_xl.serving.limits import Limits
+from transformer_xl.training import train
 
 PROMPT = "def decode(self, s, _w=WHITESPACE.match):\n"
 
 
 @pytest.fixture(scope="module")
 def client(server):
-    http = httpx.Client(trust_env=False)
+    http = httpx.Client(trust_env=False, verify=False)
     with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0, http_client=http) as made:
         yield made
 
@@ -95,14 +100,14 @@ def test_errors_are_the_clients_own(client, server, trained_run):
     with pytest.raises(openai.UnprocessableEntityError, match="vocabulary ends at 255"):
         client.completions.create(model="small", prompt=[1, 256])
     with in_thread(trained_run, key="right") as locked:
-        http = httpx.Client(trust_env=False)
+        http = httpx.Client(trust_env=False, verify=False)
         with openai.OpenAI(base_url=f"{locked.address}/v1", api_key="wrong", max_retries=0, http_client=http) as wrong:
             with pytest.raises(openai.AuthenticationError):
                 wrong.completions.create(model="small", prompt="x")
             right = wrong.with_options(api_key="right")
             assert right.completions.create(model="small", prompt="x").choices[0].text
     with in_thread(trained_run, limits=Limits(admitted=1)) as narrow:
-        http = httpx.Client(trust_env=False)
+        http = httpx.Client(trust_env=False, verify=False)
         with (
             openai.OpenAI(base_url=f"{narrow.address}/v1", api_key="none", max_retries=0, http_client=http) as one,
             one.completions.create(model="small", prompt="x", max_tokens=16_000, stream=True) as stream,
@@ -122,14 +127,36 @@ def test_models_are_listed_with_what_there_is_to_know(client):
     assert facts["terms"] == ["a", "b", "c", "d"]
 
 
+def test_models_without_memory_are_served_too(byte_store, tmp_path):
+    config = replace(
+        SMALL,
+        model=replace(SMALL.model, memory=0, encoding="absolute"),
+        evaluation=EvaluationConfig(segment=12),
+        training=replace(SMALL.training, steps=2),
+    )
+    train(config, store=byte_store, folder=tmp_path / "vanilla", command="txl train vanilla")
+    with in_thread(tmp_path / "vanilla") as server:
+        text = server.complete(PROMPT, max_tokens=10, seed=3, top_k=30)
+        assert text == txl.load(tmp_path / "vanilla").generate(PROMPT, tokens=10, seed=3, top_k=30)
+        assert server.post("/v1/sessions", model="vanilla").status_code == 409
+        scored = server.post("/v1/score", model="vanilla", text=PROMPT).json()
+        assert len(scored["tokens"]) == len(PROMPT)
+        seen = server.post("/v1/attention", model="vanilla", text=PROMPT, position=5, layer=0, head=1).json()
+        assert sorted(seen["terms"]) == server.get("/v1/models").json()["data"][0]["transformer_xl"]["terms"] == ["a"]
+
+
 def test_a_fixed_seed_gives_the_same_text_alone_and_among_64_others(trained_run):
+    if not kernels.usable(torch.zeros(1)):
+        pytest.skip("torch's own products differ in their last bit with the number of lanes")
     with in_thread(trained_run, limits=Limits(admitted=128)) as server:
         asked = {"max_tokens": 48, "seed": 11, "temperature": 1.0}
         alone = [server.complete(PROMPT[:length], **asked) for length in (3, 17, 40)]
         others = [server.post for _ in range(64)]
         with ThreadPoolExecutor(67) as pool:
-            body = {"model": "small", "max_tokens": 400, "stream": False}
-            running = [pool.submit(post, "/v1/completions", **body, prompt=f"x{i}" * i) for i, post in enumerate(others)]
+            body = {"model": "small", "max_tokens": 200}
+            running = [
+                pool.submit(post, "/v1/completions", **body, prompt=f"x{i}" * i) for i, post in enumerate(others)
+            ]
             while server.metric("under_way") < 40:
                 assert not all(one.done() for one in running)
             before = server.metric("steps_total"), server.metric("tokens_written_total")

@@ -3,6 +3,7 @@
     txl bench generation                          (one token after another: exact weights, int8 weights, many lanes)
     txl bench evaluation --against huggingface    (the last transformers release that has TransfoXL, in its own environment)
     txl bench sliding                             (memory against a vanilla window read anew for each token)
+    txl bench serving                             (txl serve: 16 streams against one, and the wait for a first token)
     txl bench generation --plot flat.png          (time and memory per token as the text grows)
 
 Weights are random: speed does not depend on them. --scale tiny tries everything in seconds; its figures mean nothing."""
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kind", metavar="generation|evaluation|sliding", choices=("generation", "evaluation", "sliding")
+        "kind",
+        metavar="generation|evaluation|sliding|serving",
+        choices=("generation", "evaluation", "sliding", "serving"),
     )
     parser.add_argument("--against", choices=("huggingface",), help="also another implementation, on the same weights")
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="every implementation runs once in each (5)")
@@ -39,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--tokens is the length of the text that --plot draws; give --plot FILE with it")
     if arguments.plot:
         return plot(arguments)
+    if arguments.kind == "serving":
+        return serving(arguments)
     from transformer_xl.benchmarks.measure import measure
 
     result = measure(
@@ -51,6 +56,28 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result.as_json(), indent=2))
     else:
         print_result(result)
+    return 0
+
+
+def serving(arguments: argparse.Namespace) -> int:
+    if arguments.against:
+        raise ConfigError("--against: there is no other server to compare with; leave it out")
+    from transformer_xl.benchmarks.serving import measure_serving
+
+    result = measure_serving(scale=arguments.scale, rounds=arguments.rounds)
+    if arguments.json:
+        print(json.dumps(result.as_json(), indent=2))
+        return 0
+    for row in result.rows:
+        if row.tokens_per_second is not None and row.spread is not None:
+            speed = f"{number(row.tokens_per_second)} tokens/s ({number(row.spread[0])}-{number(row.spread[1])})"
+            told = "" if row.ratio_to_one_stream is None else f", {number(row.ratio_to_one_stream)}x one stream"
+        else:
+            speed, told = f"{number(row.first_token_seconds or 0.0)} s", ""
+        print(f"{row.workload}, {row.implementation}: {speed}{told}; {row.peak_memory_mb:,.0f} MB")
+    print(f"{result.processor}, {result.cores} cores, torch {result.torch}, rounds: {result.rounds}; medians")
+    if result.scale == "tiny":
+        print("tiny shapes: these figures say that the command works and nothing about speed")
     return 0
 
 

@@ -7,6 +7,7 @@ An API key, where one is wanted, comes from --api-key-file or from the environme
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from transformer_xl.errors import InputError
@@ -60,7 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
         allowed=arguments.allow_host,
         key=key,
     )
-    serve(server, ready=lambda address: say(f"serving {', '.join(one.name for one in models)} at {address}"))
+    names = ", ".join(one.name for one in models)
+    if not serve(server, ready=lambda address: say(f"serving {names} at {address}")):
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

@@ -63,8 +63,8 @@ def make_app(
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
-        for served in models:
-            served.close()
+        ended = [served.close() for served in models]  # every one of them, whatever the first says
+        app.state.ended = all(ended)
 
     app = FastAPI(
         title="Transformer-XL",
@@ -89,7 +89,15 @@ def make_app(
     _add_open(app)
     _add_models(app)
     _add_sessions(app)
+    _describe_models(app)
     return app
+
+
+def _describe_models(app: FastAPI) -> None:
+    """OpenAPI lists the models that are served."""
+    for schema in app.openapi()["components"]["schemas"].values():
+        if "model" in schema.get("required", ()) and schema.get("additionalProperties") is False:
+            schema["properties"]["model"]["enum"] = list(app.state.models)
 
 
 async def _watch(models: list[Served]) -> None:

@@ -16,7 +16,7 @@ def _without_nul(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_without_nul)]
+Text = Annotated[str, AfterValidator(_without_nul), Field(json_schema_extra={"pattern": "^[^\\x00]*$"})]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=PROMPT_TOKENS)]
 Stop = Annotated[Text, Field(min_length=1, max_length=STOP_CHARACTERS)]
@@ -78,6 +78,8 @@ class SessionGeneration(Generation):
 
 class Given(Body):
     """A text, or its tokens."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["text"]}, {"required": ["tokens"]}]})
 
     text: Text | None = None
     tokens: Tokens | None = None

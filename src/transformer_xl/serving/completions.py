@@ -83,7 +83,7 @@ class Answer:
         return body
 
 
-def wish(served: Served, body: Generation, *, seed: int, segment: int | None, keep: bool) -> Wish:
+def wish(body: Generation, *, seed: int, segment: int | None, keep: bool) -> Wish:
     stop = body.stop or ()
     return Wish(
         sampling=Sampling(
@@ -127,6 +127,7 @@ async def complete(served: Served, body: Completion, slot: Slot) -> Response:
     mailbox = slot.take(served, len(prompts) * n)
     seed = secrets.randbits(48) if body.seed is None else body.seed
     segment = served.forgets_after(body.memory)
+    forgets_after = segment if served.remembers else None  # a model without memory has a window instead
     for number, (tokens, text) in enumerate(prompts):
         order = Order(
             model=served.model,
@@ -134,10 +135,11 @@ async def complete(served: Served, body: Completion, slot: Slot) -> Response:
             prompt=tokens,
             text=served.text_stream(tokens),
             echo=text if body.echo else None,
+            segment=segment,
         )
         writings = [
             Writing(
-                wish(served, body, seed=seed + choice, segment=segment, keep=False),
+                wish(body, seed=seed + choice, segment=forgets_after, keep=False),
                 served.tokenizer,
                 mailbox=mailbox,
                 index=number * n + choice,
@@ -157,9 +159,7 @@ async def go_on(session: Session, body: Generation, slot: Slot) -> Response:
     seed = secrets.randbits(48) if body.seed is None else body.seed
     text = session.text if source is not None else served.text_stream(prompt)
     order = Order(model=served.model, tokenizer=served.tokenizer, prompt=prompt, text=text, source=source)
-    writing = Writing(
-        wish(served, body, seed=seed, segment=None, keep=True), served.tokenizer, mailbox=mailbox, index=0
-    )
+    writing = Writing(wish(body, seed=seed, segment=None, keep=True), served.tokenizer, mailbox=mailbox, index=0)
     served.write(order, [writing])
     return await _answer(Answer(served, mailbox, len(prompt), 1, body.logprobs), body, slot, session)
 

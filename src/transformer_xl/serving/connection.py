@@ -4,6 +4,7 @@ Plain uvicorn lets a client that sends a byte now and then hold a connection for
 """
 
 import asyncio
+import socket
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,6 +22,8 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            # Else the kernel keeps the last bytes of an answer for 40 ms, in case more should come.
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._wait_for("headers")
 
         def data_received(self, data: bytes) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transformer_xl.serving.limits import HEADERS
+from transformer_xl.serving.limits import HEADER_BYTES, HEADERS
 from transformer_xl.serving.metrics import Requests
 from transformer_xl.serving.page_files import PAGE
 from transformer_xl.serving.refusals import error_answer
@@ -68,8 +68,12 @@ class Gate:
 
     def _refused(self, scope: Scope) -> int | None:
         headers = scope["headers"]
-        if len(headers) > HEADERS:
+        if len(headers) > HEADERS or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
             return 431
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+            return (
+                400  # two ways to tell where the body ends: what one server reads as one request, another reads as two
+            )
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._known(hosts[0].decode("latin-1"), scope):
             return 403

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from transformer_xl.config.fields import positive
+from transformer_xl.errors import ConfigError
 from transformer_xl.inference.weights import FEW
 
 LANES = FEW
@@ -28,7 +29,7 @@ class Limits:
     """A request that takes longer is answered 504."""
     patience_seconds: float = 20.0
     """A model that computes this long at one piece of work is given up, and another thread goes on with everybody else's."""
-    drain_seconds: float = 8.0
+    drain_seconds: float = 5.0
     """After SIGTERM, what is under way may take so long."""
     sessions: int = 32
     header_seconds: float = 10.0
@@ -37,4 +38,6 @@ class Limits:
     keep_alive_seconds: int = 75
 
     def __post_init__(self) -> None:
-        positive(self, "serve", "admitted", "deadline_seconds", "patience_seconds", "drain_seconds", "sessions")
+        positive(self, "serve", "admitted", "sessions")
+        if not self.deadline_seconds > 0:
+            raise ConfigError(f"serve.deadline_seconds: {self.deadline_seconds} is no time; it must be above 0")

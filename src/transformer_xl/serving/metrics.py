@@ -39,6 +39,13 @@ COUNTED = {
 }
 
 
+def _of(model: str) -> str:
+    """A label: names are folders', which may hold anything."""
+    for character, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n")):
+        model = model.replace(character, escaped)
+    return f'{{model="{model}"}}'
+
+
 def prometheus(
     requests: Requests, models: dict[str, tuple[Counts, int]], *, in_flight: int, sessions: int, draining: bool
 ) -> str:
@@ -56,9 +63,9 @@ def prometheus(
     seconds = [(f'{{route="{route}"}}', value) for route, value in sorted(requests.seconds.items())]
     metric("request_seconds_total", "counter", "Time from request to the end of its answer.", seconds)
     for name, about in COUNTED.items():
-        values = [(f'{{model="{model}"}}', float(getattr(counts, name))) for model, (counts, _) in models.items()]
+        values = [(_of(model), float(getattr(counts, name))) for model, (counts, _) in models.items()]
         metric(f"{name}_total", "counter", about, values)
-    under_way = [(f'{{model="{model}"}}', float(count)) for model, (_, count) in models.items()]
+    under_way = [(_of(model), float(count)) for model, (_, count) in models.items()]
     metric("under_way", "gauge", "Texts and tasks that a model's thread has.", under_way)
     metric("in_flight", "gauge", "Texts and tasks admitted.", [("", in_flight)])
     metric("sessions", "gauge", "Sessions in memory.", [("", sessions)])

@@ -19,6 +19,7 @@ from transformer_xl.serving.lanes import Writing
 from transformer_xl.serving.limits import Limits
 from transformer_xl.serving.metrics import Counts
 from transformer_xl.serving.orders import Order
+from transformer_xl.serving.reading import fresh_reader
 from transformer_xl.serving.scheduler import Scheduler, Task
 
 UNITS = {"byte": "byte", "char": "character", "word": "word", "bpe": "piece", "number": "number"}
@@ -29,6 +30,9 @@ class Served:
         self.name, self.checkpoint, self.limits = name, checkpoint, limits
         self.model, self.tokenizer = checkpoint.model.eval(), checkpoint.tokenizer
         self.counts = Counts()
+        fresh_reader(
+            self.model
+        )  # builds the kernels where they are not built yet: nobody's request should wait for that
         self._writer = Scheduler(name, counts=self.counts)
         self._looker = Scheduler(f"{name}-attention", counts=self.counts)
 
@@ -36,9 +40,10 @@ class Served:
         self._writer.start()
         self._looker.start()
 
-    def close(self) -> None:
-        self._writer.close()
-        self._looker.close()
+    def close(self) -> bool:
+        """Whether all its threads have ended; one that is stuck never does."""
+        ended = [scheduler.close() for scheduler in (self._writer, self._looker)]
+        return all(ended) and not self.counts.threads_abandoned
 
     def write(self, order: Order, writings: list[Writing]) -> None:
         self._writer.write(order, writings)

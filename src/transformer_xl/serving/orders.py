@@ -27,6 +27,8 @@ class Order:
     """What has been read before the prompt, by a session; it stays as it is."""
     echo: str | None = None
     """The prompt's text, where it is to be told first."""
+    segment: int | None = None
+    """In which the prompt is scored, where memory is off or there is none."""
 
     def pieces(self, writings: list[Writing], *, alone: int | None = None) -> Generator[Piece, None, None]:
         """The work, in pieces. `alone`: begun anew, and so many more tokens are drawn before the lanes join others."""
@@ -39,7 +41,7 @@ class Order:
             if wish.likeliest is not None:
                 # A text among its own tokens: scored by one reader, written on by another that has read it in the same pieces as ever.
                 scorer = fresh_scorer(self.model) if self.source is None else self.source.fork()
-                scored = yield from score(scorer, self.prompt, segment=wish.segment, likeliest=wish.likeliest)
+                scored = yield from score(scorer, self.prompt, segment=self.segment, likeliest=wish.likeliest)
                 tokens = told_prompt(self.tokenizer, self.prompt, scored)
             yield [(writing, Wrote(text=self.echo, tokens=tokens, drawn=0)) for writing in writings]
         if not wish.tokens:

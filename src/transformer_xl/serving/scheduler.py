@@ -24,6 +24,7 @@ from transformer_xl.serving.orders import Order, Piece
 
 log = logging.getLogger("transformer_xl.serving")
 
+JOIN_SECONDS = 1.0
 MOST_SUSPECTED = 3
 """A text that was in so many failed steps is refused, though each time it passed alone."""
 FAILED = Failed(status=500, message="the model failed on this request; nothing of it was kept")
@@ -68,10 +69,13 @@ class Scheduler:
         with self._turn:
             self._turn.notify()
 
-    def close(self) -> None:
+    def close(self) -> bool:
+        """Ends the thread after the piece it is at. Whether it did end."""
         with self._turn:
             self._closed = True
             self._turn.notify()
+        self._thread.join(JOIN_SECONDS)
+        return not self._thread.is_alive()
 
     @property
     def under_way(self) -> int:

@@ -90,8 +90,8 @@ def make_server(
     return Server(config, app=app, limits=limits)
 
 
-def serve(server: Server, *, ready: Callable[[str], None]) -> None:
-    """Until SIGTERM or Ctrl-C. `ready` is told the address."""
+def serve(server: Server, *, ready: Callable[[str], None]) -> bool:
+    """Until SIGTERM or Ctrl-C. `ready` is told the address. Whether all threads have ended; with one that is stuck, Python could not end well either."""
     host = server.config.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -107,3 +107,4 @@ def serve(server: Server, *, ready: Callable[[str], None]) -> None:
     shown = f"[{host}]" if ":" in host else host
     ready(f"http://{shown}:{listening.getsockname()[1]}")
     server.run(sockets=[listening])
+    return bool(getattr(server.app.state, "ended", True))
