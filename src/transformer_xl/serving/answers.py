@@ -86,6 +86,7 @@ class Looks(BaseModel):
 
 class Logprobs(BaseModel):
     tokens: list[str]
+    token_ids: list[int]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]

@@ -62,6 +62,7 @@ class Answer:
         ]
         return {
             "tokens": [one.text for one in tokens],
+            "token_ids": [one.token for one in tokens],
             "token_logprobs": [one.log_probability for one in tokens],
             "top_logprobs": tops if self.likeliest else None,
             "text_offset": [before + one.start for one in tokens],
