@@ -76,7 +76,7 @@ def test_other_gradients_are_noticed_before_any_timing():
     told = {"workload": "w", "name": "formula"}
     assert largest_difference(mine, {**mine, "losses": torch.full((3,), 1 + 1e-5)}, **told) == pytest.approx(1e-5, 0.1)
     with pytest.raises(BenchmarkError, match="weight differs from that of formula by"):
-        largest_difference(mine, {**mine, "weight": torch.tensor([1.0, 1.5e-3])}, **told)
+        largest_difference(mine, {**mine, "weight": torch.tensor([1.0, 1e-3 + 1e-6])}, **told)
     with pytest.raises(BenchmarkError, match="formula has a gradient of bias, and we have none"):
         largest_difference(mine, {**mine, "bias": torch.ones(1)}, **told)
 

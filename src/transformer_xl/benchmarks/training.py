@@ -10,8 +10,9 @@ from transformer_xl.benchmarks.entrants import Entrant
 from transformer_xl.benchmarks.workloads import CLUSTER_SHARES, Workload
 
 LOSS_TOLERANCE = 2e-5
-GRADIENT_TOLERANCE = 1e-4
-"""Over the largest number of each gradient."""
+GRADIENT_TOLERANCE = {"formula": 1e-9, "huggingface": 1e-2}
+"""Of each gradient as a whole, over its norm. Against the formula it is computed in float64. Hugging Face has float32 only, where of ten million ReLUs
+one or two are 0 up to rounding: either side of it is right, and all layers below feel it."""
 
 
 def check_training(
@@ -31,7 +32,7 @@ def check_training(
             edges=list(config.cluster_edges),
             shares=list(CLUSTER_SHARES[: config.clusters]),
         )
-        processes[key].ask("check_training", file=str(file), seed=0)
+        processes[key].ask("check_training", file=str(file), seed=0, precise="huggingface" not in table)
         answers[key] = load_file(file)
         file.unlink()
     differences: dict[str, float | None] = dict.fromkeys(table)
@@ -46,17 +47,18 @@ def check_training(
 
 
 def largest_difference(answer: dict[str, Tensor], reference: dict[str, Tensor], *, workload: str, name: str) -> float:
-    """Of a loss; gradients are compared by the largest number of each tensor."""
-    worst = 0.0
+    """Of a loss; gradients are compared by their norms."""
     for key, theirs in reference.items():
         if key not in answer:
             raise BenchmarkError(f"{workload}: {name} has a gradient of {key}, and we have none")
-        difference = float((answer[key] - theirs).abs().max())
-        limit = LOSS_TOLERANCE if key == "losses" else GRADIENT_TOLERANCE * float(theirs.abs().max())
-        worst = max(worst, difference) if key == "losses" else worst
+        apart = answer[key].double() - theirs.double()
+        if key == "losses":
+            difference, limit = float(apart.abs().max()), LOSS_TOLERANCE
+        else:
+            difference, limit = float(apart.norm() / theirs.double().norm()), GRADIENT_TOLERANCE[name]
         if not difference <= limit:
             raise BenchmarkError(
                 f"{workload}: {key} differs from that of {name} by {difference:.2g}, where at most {limit:.1e} is rounding; a race between different"
                 " answers would mean nothing"
             )
-    return worst
+    return float((answer["losses"] - reference["losses"]).abs().max())

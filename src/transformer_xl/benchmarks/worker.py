@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -171,8 +171,13 @@ class Window:
 class Trainer(Protocol):
     """One that trains: losses and gradients of a segment for checking, steps for timing."""
 
-    def losses_and_gradients(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Without dropout: the loss of every token after the first given those before it, and gradients of their sum by Hugging Face's names."""
+    model: Any
+
+    def losses(self, tokens_BT: Tensor) -> Tensor:
+        """Without dropout: the loss of every token after the first given those before it."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of whatever was last computed, by Hugging Face's names."""
 
     def step(self, tokens_BT: Tensor) -> None:
         """Forward, backward, clip, Adam; the memory is carried on."""
@@ -190,16 +195,14 @@ class OurTrainer:
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
         self.memory: Any = None
 
-    def losses_and_gradients(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def losses(self, tokens_BT: Tensor) -> Tensor:
+        return cast(Tensor, self.model(tokens_BT, targets_BT=shifted(tokens_BT)).loss_BT)[:, :-1]
+
+    def gradients(self) -> dict[str, Tensor]:
         from transformer_xl.interop.huggingface import weights_to_huggingface
 
-        self.model.eval()
-        loss_BT = self.model(tokens_BT, targets_BT=shifted(tokens_BT), memory=self.memory).loss_BT
-        loss_BT.sum().backward()
         gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
-        named = weights_to_huggingface(gradients, self.model.config)  # type: ignore[arg-type]
-        self.optimiser.zero_grad()
-        return loss_BT[:, :-1].detach(), named
+        return weights_to_huggingface(gradients, self.model.config)  # type: ignore[arg-type]
 
     def step(self, tokens_BT: Tensor) -> None:
         self.model.train()
@@ -219,15 +222,11 @@ class HuggingFaceTrainer:
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
         self.mems: Any = None
 
-    def losses_and_gradients(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        self.model.eval()
-        output = self.model(tokens_BT, labels=tokens_BT, mems=self.mems)
-        output.losses.sum().backward()
-        gradients = {
-            name: parameter.grad for name, parameter in self.model.named_parameters() if parameter.grad is not None
-        }
-        self.optimiser.zero_grad()
-        return output.losses.detach(), gradients
+    def losses(self, tokens_BT: Tensor) -> Tensor:
+        return cast(Tensor, self.model(tokens_BT, labels=tokens_BT).losses)
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: weight.grad for name, weight in self.model.named_parameters() if weight.grad is not None}
 
     def step(self, tokens_BT: Tensor) -> None:
         self.model.train()
@@ -312,15 +311,21 @@ class Worker:
             self.trainer = OurTrainer(Path(folder), dropout=dropout, formula=self.name == "formula")
         return {}
 
-    def check_training(self, *, file: str, seed: int) -> dict[str, object]:
-        """A segment's losses and gradients, in a file; memory is what it is at a stream's start."""
+    def check_training(self, *, file: str, seed: int, precise: bool) -> dict[str, object]:
+        """A segment's losses and their gradients, in a file; memory is what it is at a stream's start. `precise`: gradients in float64."""
         assert self.trainer is not None
         generator = torch.Generator().manual_seed(seed)
         tokens_BT = self._words(generator)
-        loss_BT, gradients = self.trainer.losses_and_gradients(tokens_BT)
-        # Tables that stand under several names are written once.
-        kept = {name: value.detach().clone() for name, value in gradients.items()}
-        save_file({"losses": loss_BT.contiguous(), **{name: value.contiguous() for name, value in kept.items()}}, file)
+        model = self.trainer.model.eval()
+        with torch.no_grad():
+            found = {"losses": self.trainer.losses(tokens_BT).contiguous()}
+        model.to(torch.float64 if precise else torch.float32)
+        torch.autograd.backward(self.trainer.losses(tokens_BT).sum())
+        # Tables that stand under several names are written once each.
+        found |= {name: value.detach().clone() for name, value in self.trainer.gradients().items()}
+        save_file(found, file)
+        model.zero_grad(set_to_none=True)
+        model.float()
         forget_peak_memory()
         return {}
 
