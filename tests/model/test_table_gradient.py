@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from small_models import build, random_tokens
-from transformer_xl.model import vocabulary
+from transformer_xl.model import adaptive_loss, vocabulary
 from transformer_xl.model.protocol import NOT_A_TARGET
 
 KINDS = [
@@ -12,6 +12,7 @@ KINDS = [
     {"cutoffs": (5,), "word_dropout": 0.3},
     {},
     {"cutoffs": (4, 7), "auxiliary_layers": True},
+    {"cutoffs": (2, 8), "d_model": 10},
 ]
 
 
@@ -44,6 +45,49 @@ def test_one_gradient_is_the_sum_of_many(changes, passes, monkeypatch):
         torch.testing.assert_close(
             found[name], expected[name], rtol=0, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.parametrize("few", [0, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 5, 3), (9, 1003, 41), (64, 130, 16), (65, 130, 16)])
+def test_few_vectors_times_a_large_matrix(shape, dtype, few, monkeypatch):
+    """Forwards and backwards, by the kernels and by torch."""
+    monkeypatch.setattr(adaptive_loss, "FEW", few)
+    P, V, E = shape
+    generator = torch.Generator().manual_seed(0)
+    x, matrix, bias, gradient = (
+        torch.randn(sizes, generator=generator, dtype=torch.float64) for sizes in ((P, E), (V, E), (V,), (P, V))
+    )
+    close = {"rtol": 0, "atol": 1e-12 if dtype == torch.float64 else 1e-3, "check_dtype": False}
+    found = torch.full((V, E), float("nan"), dtype=dtype)
+    arguments = (part.to(dtype) for part in (gradient, x, matrix))
+    torch.testing.assert_close(adaptive_loss._back(*arguments, found), gradient @ matrix, **close)
+    torch.testing.assert_close(found, gradient.t() @ x, **close)
+    arguments = (part.to(dtype) for part in (x, matrix, bias))
+    torch.testing.assert_close(adaptive_loss._linear(*arguments), x @ matrix.t() + bias, **close)
+
+
+def test_a_gradient_given_back_is_written_over(monkeypatch):
+    monkeypatch.setattr(vocabulary, "MANY_WORDS", 1)
+    model = build(train=True, cutoffs=(4, 7, 10))
+    tokens = random_tokens(model, lanes=2, length=7)
+
+    def gradient(model):
+        model(tokens[:, :-1], targets_BT=tokens[:, 1:]).loss_BT.sum().backward()
+        return model.vocabulary.tables[0].grad
+
+    first = gradient(model)
+    expected, place = first.clone(), first.data_ptr()
+    first.fill_(torch.nan)
+    del first
+    model.vocabulary.give_back_gradient()
+    model.zero_grad()
+    again = gradient(model)
+    assert again.data_ptr() == place
+    assert torch.equal(again, expected)
+    model.zero_grad()
+    assert gradient(model).data_ptr() != place  # given back once, used once: `again` is ours
+    assert torch.equal(again, expected)
 
 
 def test_nothing_is_shared_where_nobody_learns():

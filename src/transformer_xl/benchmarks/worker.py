@@ -206,6 +206,7 @@ class OurTrainer:
 
     def step(self, tokens_BT: Tensor) -> None:
         self.model.train()
+        self.model.vocabulary.give_back_gradient()
         self.optimiser.zero_grad(set_to_none=True)
         output = self.model(tokens_BT, targets_BT=shifted(tokens_BT), memory=self.memory)
         output.loss_BT.mean().backward()

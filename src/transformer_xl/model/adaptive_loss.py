@@ -6,19 +6,33 @@ added up: for the paper's 267,735 words 439 MB each. Here every row is written o
     backward   loss: writes all rows into one tensor, and keeps it     embedding: adds the rows that were read, and hands it over
 """
 
+import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl import native
 from transformer_xl.model.protocol import NOT_A_TARGET
+from transformer_xl.native import at
+
+FEW = 64
+"""Up to so many vectors the kernels multiply faster by a large matrix than torch: reading the matrix is the work, and they read it once."""
 
 
 class TableGradient:
     """What the losses of one pass have found for the table, until the embedding of the same pass takes it."""
 
     found_VE: Tensor | None = None
+
+    def __init__(self, spare_VE: Tensor | None = None) -> None:
+        """`spare_VE`: a gradient that nobody needs any more, to be written over. Fresh memory of that size costs as much as the products."""
+        self.spare_VE = spare_VE
+
+    def room(self, table_VE: Tensor) -> Tensor:
+        spare_VE, self.spare_VE = self.spare_VE, None
+        return torch.empty_like(table_VE) if spare_VE is None else spare_VE
 
     def add(self, gradient_VE: Tensor) -> None:
         self.found_VE = gradient_VE if self.found_VE is None else self.found_VE.add_(gradient_VE)
@@ -95,7 +109,7 @@ class _AdaptiveLoss(torch.autograd.Function):
         tails = []
         for cluster, place_P in enumerate(places, start=1):
             low, high = edges[cluster : cluster + 2]
-            logits_PV = torch.addmm(bias_V[low:high], hidden_PE[place_P], table_VE[low:high].t())
+            logits_PV = _linear(hidden_PE[place_P], table_VE[low:high], bias_V[low:high])
             tail_loss_P, tail_PV = _cross_entropy(logits_PV, target_P[place_P] - low)
             loss_P = loss_P.index_add(0, place_P, tail_loss_P)
             tails.append(tail_PV)
@@ -110,7 +124,7 @@ class _AdaptiveLoss(torch.autograd.Function):
         edges, count = ctx.edges, len(rest) // 2
         places, tails = rest[:count], rest[count:]
         head = edges[1]
-        table_gradient_VE, bias_gradient_V = torch.empty_like(table_VE), table_VE.new_zeros(len(table_VE))
+        table_gradient_VE, bias_gradient_V = ctx.gradient.room(table_VE), table_VE.new_zeros(len(table_VE))
         weighted_PH = head_PH * (gradient_P * scored_P)[:, None]
         own_PH, tail_PC = weighted_PH[:, :head], weighted_PH[:, head:]
         hidden_gradient_PE = own_PH @ table_VE[:head]
@@ -119,11 +133,11 @@ class _AdaptiveLoss(torch.autograd.Function):
         for cluster, (place_P, tail_PV) in enumerate(zip(places, tails, strict=True), start=1):
             low, high = edges[cluster : cluster + 2]
             if not len(place_P):
-                table_gradient_VE[low:high] = 0
+                table_gradient_VE[low:high].zero_()
                 continue
             weighted_PV = tail_PV * gradient_P[place_P, None]
-            hidden_gradient_PE.index_add_(0, place_P, weighted_PV @ table_VE[low:high])
-            torch.mm(weighted_PV.t(), hidden_PE[place_P], out=table_gradient_VE[low:high])
+            found_PE = _back(weighted_PV, hidden_PE[place_P], table_VE[low:high], table_gradient_VE[low:high])
+            hidden_gradient_PE.index_add_(0, place_P, found_PE)
             bias_gradient_V[low:high] = weighted_PV.sum(0)
         ctx.gradient.add(table_gradient_VE)
         if tail_weight_CE is None:
@@ -131,6 +145,29 @@ class _AdaptiveLoss(torch.autograd.Function):
         hidden_gradient_PE.addmm_(tail_PC, tail_weight_CE)
         tail_gradients = (tail_PC.t() @ hidden_PE, tail_PC.sum(0))
         return hidden_gradient_PE, None, bias_gradient_V, *tail_gradients, None, None, None
+
+
+def _linear(x_PE: Tensor, matrix_VE: Tensor, bias_V: Tensor) -> Tensor:
+    if not (0 < len(x_PE) <= FEW and native.usable(x_PE)):
+        return torch.addmm(bias_V, x_PE, matrix_VE.t())
+    (P, E), V = x_PE.shape, len(matrix_VE)
+    out_PV = x_PE.new_empty(P, V)
+    places = (matrix_VE, None, bias_V, x_PE, out_PV)
+    native.call("linear", x_PE.dtype, *(at(part) for part in places), *(ctypes.c_int64(size) for size in (P, V, E)))
+    return out_PV
+
+
+def _back(gradient_PV: Tensor, x_PE: Tensor, matrix_VE: Tensor, matrix_gradient_VE: Tensor) -> Tensor:
+    """The gradient of what was multiplied; that of the matrix is written where it shall stand."""
+    if not (len(x_PE) <= FEW and native.usable(x_PE)):
+        torch.mm(gradient_PV.t(), x_PE, out=matrix_gradient_VE)
+        return gradient_PV @ matrix_VE
+    (P, E), V = x_PE.shape, len(matrix_VE)
+    found_PE = torch.empty_like(x_PE)
+    places = (gradient_PV, x_PE, matrix_VE, matrix_gradient_VE, found_PE)
+    sizes = (ctypes.c_int64(size) for size in (P, V, E))
+    native.call("few_backward", x_PE.dtype, *(at(part) for part in places), *sizes)
+    return found_PE
 
 
 def _cross_entropy(logits_PV: Tensor, column_P: Tensor) -> tuple[Tensor, Tensor]:

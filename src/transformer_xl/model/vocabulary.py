@@ -30,6 +30,7 @@ class Vocabulary(nn.Module):
         self.config = config
         self.every_tail = False
         """Open a tail even where no target is in it, so that all its weights have a gradient, of 0: exchanged gradients must be the same set."""
+        self.spare_gradient: Tensor | None = None
         self.one_table = config.div_val == 1  # clusters of one width share a table, and the input's projection
         self.tables = nn.ParameterList(self._tables())
         self.output_tables = nn.ParameterList([] if config.tie_embeddings else self._tables())
@@ -75,7 +76,15 @@ class Vocabulary(nn.Module):
         learns = torch.is_grad_enabled() and self.tables[0].requires_grad
         # Under autocast the products are in another type than the table, which autograd sees to.
         plain = not torch.is_autocast_enabled(tokens_BT.device.type)
-        return TableGradient() if shared and learns and plain and config.vocabulary >= MANY_WORDS else None
+        if not (shared and learns and plain and config.vocabulary >= MANY_WORDS):
+            return None
+        spare_VE, self.spare_gradient = self.spare_gradient, None
+        return TableGradient(spare_VE)
+
+    def give_back_gradient(self) -> None:
+        """Before gradients are dropped: the large one's memory will be used again. Only for those who keep no gradient of an earlier pass."""
+        if self.config.vocabulary >= MANY_WORDS:
+            self.spare_gradient, self.tables[0].grad = self.tables[0].grad, None
 
     def embed(self, tokens_BT: Tensor, *, linear: Linear = F.linear, gradient: TableGradient | None = None) -> Tensor:
         """[B, T, D], scaled as the kind of model has it; the output side uses the same tables unscaled."""

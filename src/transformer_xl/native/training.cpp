@@ -355,11 +355,66 @@ void attend_backward(const Shape& z, const Inputs<T>& in, const T* probability, 
   }
 }
 
+// --- the way back through a large matrix that few vectors were multiplied by: each of its rows is read once, and its gradient written once
+
+// out = x w^T, x [few, width], w [count, width], g the gradient of out: dw and dx are written.
+template <class T>
+void few_backward(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64 count, i64 width, int threads) {
+  constexpr int W = Wide<T>::width, ROWS = 4;
+  const i64 padded = (width + W - 1) / W * W;
+  std::vector<T> rows_of_x(few * padded, T(0)), sums(threads * few * padded, T(0));
+  for (i64 p = 0; p < few; ++p) std::copy(x + p * width, x + (p + 1) * width, &rows_of_x[p * padded]);
+#pragma omp parallel num_threads(threads)
+  {
+    T* mine = &sums[omp_get_thread_num() * few * padded];
+    std::vector<T> share(few * ROWS);
+#pragma omp for schedule(static)
+    for (i64 v = 0; v < count; v += ROWS) {
+      const int rows = int(std::min<i64>(ROWS, count - v));
+      for (i64 p = 0; p < few; ++p)
+        for (int r = 0; r < ROWS; ++r) share[p * ROWS + r] = r < rows ? g[p * count + v + r] : T(0);
+      const auto columns = [&](i64 e, const T* from, T* to, i64 apart) {  // one vector's width of these rows
+        V<T> row[ROWS], total[ROWS] = {};
+        for (int r = 0; r < ROWS; ++r) row[r] = load(from + r * apart);
+        for (i64 p = 0; p < few; ++p) {
+          const V<T> x_v = load(&rows_of_x[p * padded + e]);
+          V<T> sum_v = load(mine + p * padded + e);
+          for (int r = 0; r < ROWS; ++r) {
+            total[r] += share[p * ROWS + r] * x_v;
+            sum_v += share[p * ROWS + r] * row[r];
+          }
+          store(mine + p * padded + e, sum_v);
+        }
+        for (int r = 0; r < ROWS; ++r) store(to + r * apart, total[r]);
+      };
+      const i64 whole = rows == ROWS ? width / W * W : 0;
+      for (i64 e = 0; e < whole; e += W) columns(e, w + v * width + e, dw + v * width + e, width);
+      for (i64 e = whole; e < width; e += W) {  // what would reach beyond a row or the last one goes through a corner of our own
+        T from[ROWS * W] = {}, to[ROWS * W];
+        const i64 there = std::min<i64>(W, width - e);
+        for (int r = 0; r < rows; ++r) std::copy_n(w + (v + r) * width + e, there, from + r * W);
+        columns(e, from, to, W);
+        for (int r = 0; r < rows; ++r) std::copy_n(to + r * W, there, dw + (v + r) * width + e);
+      }
+    }
+  }
+  for (i64 p = 0; p < few; ++p)
+    for (i64 e = 0; e < width; ++e) {
+      T total = 0;
+      for (int thread = 0; thread < threads; ++thread) total += sums[(thread * few + p) * padded + e];
+      dx[p * width + e] = total;
+    }
+}
+
 }  // namespace
 
 #define DOORS(name, T)                                                                                                          \
   extern "C" void drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                           \
     drop<T>(x, y, count, rate, seed, threads);                                                                                  \
+  }                                                                                                                             \
+  extern "C" void few_backward_##name(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64 count,         \
+                                      i64 width, int threads) {                                                                 \
+    few_backward<T>(g, x, w, dw, dx, few, count, width, threads);                                                                       \
   }                                                                                                                             \
   extern "C" void attend_forward_##name(const Shape* z, const Inputs<T>* in, T* probability, T* out, int threads) {             \
     attend_forward<T>(*z, *in, probability, out, threads);                                                                      \

@@ -36,6 +36,8 @@ def take_step(session: Session, segment: Segment) -> Update:
         rate *= scored / training.segment
     set_rate(optimiser, rate)
 
+    if ranks.count == 1:  # exchanged gradients stand in memory that is not ours to use
+        model.vocabulary.give_back_gradient()
     optimiser.zero_grad(set_to_none=True)
     nats = 0.0
     memories: list[AnyMemory | None] = []
