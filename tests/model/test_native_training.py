@@ -9,7 +9,7 @@ from small_models import build, random_memory, random_tokens
 from transformer_xl import native
 from transformer_xl.model import Memory
 from transformer_xl.model.attention import Sight, hidden_keys
-from transformer_xl.model.dropout import dropped
+from transformer_xl.model.dropout import Dropout, dropped
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.native_attention import native_attend
 from transformer_xl.model.reference import reference_attend
@@ -132,6 +132,22 @@ def test_dropout_has_its_rate_and_the_same_mask_backwards(dtype):
     assert not torch.equal(dropped(values, 0.1), result)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_relu_and_dropout_in_one_go(dtype):
+    dropout = Dropout(0.3, locked=False).train()
+    values = torch.randn(123, 457, generator=torch.Generator().manual_seed(0), dtype=dtype).requires_grad_()
+    torch.manual_seed(0)
+    result = dropout.after_relu(values, 1)
+    kept = result != 0
+    torch.testing.assert_close(result, torch.where(kept, values.relu() / 0.7, 0), rtol=1e-6, atol=0)
+    assert float(kept.sum() / (values > 0).sum()) == pytest.approx(0.7, abs=0.01)
+    weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    (gradient,) = torch.autograd.grad((result * weights).sum(), values)
+    torch.testing.assert_close(gradient, torch.where(kept, weights / 0.7, 0), rtol=1e-6, atol=0)
+    strange = torch.tensor([float("nan"), float("-inf"), -0.0, 0.0], dtype=dtype)
+    assert dropout.after_relu(strange, 0).isnan().tolist() == [True, False, False, False]
+
+
 KINDS = [
     {},
     {"norm": "pre", "final_norm": True},
@@ -177,7 +193,7 @@ def test_the_kernels_are_really_used(monkeypatch):
     model = build(train=True, dropout=0.1)
     tokens = random_tokens(model, lanes=2, length=5)
     model(tokens[:, :-1], targets_BT=tokens[:, 1:]).loss_BT.sum().backward()
-    assert set(called) == {"attend_forward", "attend_backward", "drop"}
+    assert set(called) == {"attend_forward", "attend_backward", "drop", "relu_drop", "relu_drop_backward"}
 
 
 def test_sight_says_the_same_in_both_ways():

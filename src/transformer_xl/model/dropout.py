@@ -27,6 +27,13 @@ class Dropout(nn.Module):
         shape[time_axis] = 1
         return values * F.dropout(values.new_ones(shape), self.rate)
 
+    def after_relu(self, values: Tensor, time_axis: int) -> Tensor:
+        """Of relu(values); where it can, in one go, which keeps nothing for the way back but the result."""
+        if not self.training or self.rate == 0.0 or self.locked or not native.usable(values):
+            return self.forward(F.relu(values), time_axis)
+        result: Tensor = _ReluDrop.apply(values.contiguous(), self.rate, draw_seed())  # type: ignore[no-untyped-call]
+        return result
+
     def extra_repr(self) -> str:
         return f"{self.rate}{', locked' if self.locked else ''}"
 
@@ -56,11 +63,31 @@ class _Drop(torch.autograd.Function):
         return _drop(gradient.contiguous(), ctx.rate, ctx.seed), None, None
 
 
-def _drop(values: Tensor, rate: float, seed: int) -> Tensor:
+class _ReluDrop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rate: float, seed: int) -> Tensor:
+        result = _drop(values, rate, seed, name="relu_drop")
+        ctx.rate = rate
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (result,) = ctx.saved_tensors
+        found = torch.empty_like(result)
+        places = (native.at(result), native.at(gradient.contiguous()), native.at(found))
+        native.call(
+            "relu_drop_backward", found.dtype, *places, ctypes.c_int64(found.numel()), ctypes.c_double(ctx.rate)
+        )
+        return found, None, None
+
+
+def _drop(values: Tensor, rate: float, seed: int, *, name: str = "drop") -> Tensor:
     result = torch.empty_like(values)
     count = ctypes.c_int64(values.numel())
     places = (native.at(values), native.at(result), count, ctypes.c_double(rate), ctypes.c_uint64(seed))
-    native.call("drop", values.dtype, *places)
+    native.call(name, values.dtype, *places)
     return result
 
 

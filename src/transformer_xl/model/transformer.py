@@ -63,8 +63,8 @@ class Layer(nn.Module):
         hidden_BTD = hidden_BTD + self.dropout["attention_output"](self.attention_output(mixed_BTX), 1)
         if not pre:
             hidden_BTD = self.attention_norm(hidden_BTD)
-        inner_BTF = F.relu(self.inner(self.feed_forward_norm(hidden_BTD) if pre else hidden_BTD))
-        outer_BTD = self.outer(self.dropout["inner"](inner_BTF, 1))
+        inner_BTF = self.inner(self.feed_forward_norm(hidden_BTD) if pre else hidden_BTD)
+        outer_BTD = self.outer(cast(Dropout, self.dropout["inner"]).after_relu(inner_BTF, 1))
         hidden_BTD = hidden_BTD + self.dropout["feed_forward"](outer_BTD, 1)
         return hidden_BTD if pre else self.feed_forward_norm(hidden_BTD)
 

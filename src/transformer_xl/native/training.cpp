@@ -54,6 +54,26 @@ void drop(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) 
   }
 }
 
+// The same after a ReLU; on the way back what came out tells what was kept.
+template <class T>
+void relu_drop(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {
+  constexpr i64 ROW = 1024;
+#pragma omp parallel for num_threads(threads)
+  for (i64 row = 0; row < (count + ROW - 1) / ROW; ++row) {
+    T factors[ROW];
+    const i64 here = std::min(ROW, count - row * ROW);
+    kept_cells(rate, seed, row, here, factors);
+    for (i64 j = row * ROW; j < row * ROW + here; ++j) y[j] = x[j] < 0 ? T(0) : x[j] * factors[j - row * ROW];
+  }
+}
+
+template <class T>
+void relu_drop_backward(const T* y, const T* g, T* dx, i64 count, double rate, int threads) {
+  const T scale = T(1 / (1 - rate));
+#pragma omp parallel for num_threads(threads)
+  for (i64 j = 0; j < count; ++j) dx[j] = y[j] == 0 ? T(0) : g[j] * scale;
+}
+
 // C[R keys, N vectors] += sum over `depth` rows i of A[i, key] B[i, ...]: a product with the left side transposed.
 template <int R, int N, class T>
 inline void turned_tile(const T* a, i64 lda, const T* b, i64 ldb, T* c, i64 ldc, i64 depth) {
@@ -411,6 +431,12 @@ void few_backward(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64
 #define DOORS(name, T)                                                                                                          \
   extern "C" void drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                           \
     drop<T>(x, y, count, rate, seed, threads);                                                                                  \
+  }                                                                                                                             \
+  extern "C" void relu_drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                      \
+    relu_drop<T>(x, y, count, rate, seed, threads);                                                                             \
+  }                                                                                                                             \
+  extern "C" void relu_drop_backward_##name(const T* y, const T* g, T* dx, i64 count, double rate, int threads) {               \
+    relu_drop_backward<T>(y, g, dx, count, rate, threads);                                                                      \
   }                                                                                                                             \
   extern "C" void few_backward_##name(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64 count,         \
                                       i64 width, int threads) {                                                                 \

@@ -59,7 +59,7 @@ def per_lane(model: ModelConfig, *, T: int, kernels: bool) -> int:
     S = M + T
     dropped, masked = model.dropout > 0, model.attention_dropout > 0
     if kernels:  # a mask is a seed; memory's keys and values are made apart from the segment's
-        return T * (4 * D + 4 * HK + (2 if dropped else 1) * F + model.n_head * S) + M * (D + 2 * HK)
+        return T * (4 * D + 4 * HK + F + model.n_head * S) + M * (D + 2 * HK)
     of_token = (6 if dropped else 4) * D + 3 * HK + (3 if dropped else 1) * F + (3 if masked else 1) * model.n_head * S
     return T * of_token + S * (D + 3 * HK)
 
