@@ -1,12 +1,14 @@
 """Fast attention against the slow one that spells the paper's terms out: values and every gradient, in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from small_models import build, random_memory, random_tokens
-from transformer_xl.model.attention import attend, hidden_keys, relative_shift
+from transformer_xl.model.attention import attend, fused_attend, hidden_keys, relative_shift
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.reference import attention_terms, reference_attend
 
@@ -53,7 +55,7 @@ def test_fast_equals_reference_with_gradients(case):
         device=torch.device("cpu"),
     )
     answers = []
-    for function in (attend, reference_attend):
+    for function in (attend, partial(fused_attend, dropout=0.0), reference_attend):
         named = leaves(lanes, memory, segment, pieces, seed)
         tables = {name: value for name, value in named.items() if name not in ("query", "key", "value")}
         mixed = function(
@@ -62,17 +64,33 @@ def test_fast_equals_reference_with_gradients(case):
             named["value"],
             distances=Distances(**tables),
             hidden_BTS=hidden_BTS,
-            dropout=lambda probability: probability,
+            **({} if isinstance(function, partial) else {"dropout": lambda probability: probability}),
         )
         weights = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
         (mixed * weights).sum().backward()
         answers.append((mixed.detach(), {name: value.grad for name, value in named.items()}))
-    (fast, fast_gradients), (slow, slow_gradients) = answers
-    torch.testing.assert_close(fast, slow, **CLOSE)
-    for name, gradient in slow_gradients.items():
-        torch.testing.assert_close(
-            fast_gradients[name], gradient, **CLOSE, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    *others, (slow, slow_gradients) = answers
+    for fast, fast_gradients in others:
+        torch.testing.assert_close(fast, slow, **CLOSE)
+        for name, gradient in slow_gradients.items():
+            torch.testing.assert_close(
+                fast_gradients[name], gradient, **CLOSE, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("changes", [{}, {"same_length": True}, {"clamp_len": 3}, {"norm": "pre"}])
+def test_a_gpu_says_what_the_processor_says(changes):
+    answers = []
+    for device in ("cpu", "cuda"):
+        model = build(**changes).to(device)
+        tokens = random_tokens(model, lanes=2, length=9).to(device)
+        memory = random_memory(model, lanes=2, length=6, valid=[6, 2]).to(device)
+        loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:], memory=memory).loss_BT
+        loss.sum().backward()
+        answers.append([loss.detach().cpu(), *(weight.grad.cpu() for weight in model.parameters())])
+    for mine, theirs in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, theirs, **CLOSE)
 
 
 @st.composite
@@ -113,12 +131,13 @@ def test_models_agree_through_memory_with_all_gradients(case):
         answers.append(
             (output.loss_BT.detach(), {name: parameter.grad for name, parameter in model.named_parameters()})
         )
-    (fast, fast_gradients), (slow, slow_gradients) = answers
-    torch.testing.assert_close(fast, slow, **CLOSE)
-    for name, gradient in slow_gradients.items():
-        torch.testing.assert_close(
-            fast_gradients[name], gradient, **CLOSE, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    *others, (slow, slow_gradients) = answers
+    for fast, fast_gradients in others:
+        torch.testing.assert_close(fast, slow, **CLOSE)
+        for name, gradient in slow_gradients.items():
+            torch.testing.assert_close(
+                fast_gradients[name], gradient, **CLOSE, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 def test_gradients_of_keys_and_values_come_through_memory():

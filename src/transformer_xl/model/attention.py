@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from transformer_xl.model.encodings import Distances
 
@@ -63,23 +64,50 @@ def attend(
     dropout: AttentionDropout,
 ) -> Tensor:
     """What each query gathers, [B, H, T, K]. `hidden_BTS` (or [1, T, S]) is True where a query must not look."""
-    scale = query_BHTK.shape[-1] ** -0.5  # of the sum of all four terms; cheapest on what is narrowest
+    content_query_BHTK, position_BHTS = _queries_and_positions(query_BHTK, distances)
+    score_BHTS = content_query_BHTK @ key_BHSK.transpose(-1, -2)  # (a) + (c)
+    if position_BHTS is not None:
+        score_BHTS = score_BHTS + position_BHTS
+    score_BHTS = score_BHTS.masked_fill(hidden_BTS[:, None], float("-inf"))
+    probability_BHTS = dropout(torch.softmax(score_BHTS, dim=-1))
+    return probability_BHTS.to(value_BHSK.dtype) @ value_BHSK
+
+
+def fused_attend(
+    query_BHTK: Tensor,
+    key_BHSK: Tensor,
+    value_BHSK: Tensor,
+    *,
+    distances: Distances,
+    hidden_BTS: Tensor,
+    dropout: float,
+) -> Tensor:
+    """The same through torch's fused attention, to which terms (b) and (d) are a bias: scores and probabilities are never kept."""
+    content_query_BHTK, position_BHTS = _queries_and_positions(query_BHTK, distances)
+    if position_BHTS is None:
+        position_BHTS = query_BHTK.new_zeros(1)
+    bias_BHTS = position_BHTS.masked_fill(hidden_BTS[:, None], float("-inf"))
+    return F.scaled_dot_product_attention(
+        content_query_BHTK, key_BHSK, value_BHSK, attn_mask=bias_BHTS, dropout_p=dropout, scale=1.0
+    )
+
+
+def _queries_and_positions(query_BHTK: Tensor, distances: Distances) -> tuple[Tensor, Tensor | None]:
+    """Queries of (a) and (c), and scores of (b) and (d) by key. The scale of the sum of all four terms is taken where it is cheapest, on what is narrowest."""
+    scale = query_BHTK.shape[-1] ** -0.5
     query_BHTK = query_BHTK * scale
     content_query_BHTK = query_BHTK
     if distances.content_bias_HK is not None:
         content_query_BHTK = query_BHTK + distances.content_bias_HK[:, None] * scale
-    score_BHTS = content_query_BHTK @ key_BHSK.transpose(-1, -2)  # (a) + (c)
-    if distances.relative_key_HSK is not None:
-        position_query_BHTK = query_BHTK
-        if distances.position_bias_HK is not None:
-            position_query_BHTK = query_BHTK + distances.position_bias_HK[:, None] * scale
-        by_distance_BHTS = position_query_BHTK @ distances.relative_key_HSK.transpose(-1, -2)  # (b) + (d)
-        if distances.distance_bias_HS is not None:
-            by_distance_BHTS = by_distance_BHTS + distances.distance_bias_HS[:, None] * scale
-        score_BHTS = score_BHTS + relative_shift(by_distance_BHTS)
-    score_BHTS = score_BHTS.masked_fill(hidden_BTS[:, None], float("-inf"))
-    probability_BHTS = dropout(torch.softmax(score_BHTS, dim=-1))
-    return probability_BHTS.to(value_BHSK.dtype) @ value_BHSK
+    if distances.relative_key_HSK is None:
+        return content_query_BHTK, None
+    position_query_BHTK = query_BHTK
+    if distances.position_bias_HK is not None:
+        position_query_BHTK = query_BHTK + distances.position_bias_HK[:, None] * scale
+    by_distance_BHTS = position_query_BHTK @ distances.relative_key_HSK.transpose(-1, -2)
+    if distances.distance_bias_HS is not None:
+        by_distance_BHTS = by_distance_BHTS + distances.distance_bias_HS[:, None] * scale
+    return content_query_BHTK, relative_shift(by_distance_BHTS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ segment            . . . . | 0 1 2 3     keys and values come from both, queries
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -17,7 +18,7 @@ from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
 from transformer_xl.model.adaptive_loss import TableGradient
-from transformer_xl.model.attention import Sight
+from transformer_xl.model.attention import Sight, fused_attend
 from transformer_xl.model.attention import attend as torch_attend
 from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.encodings import Distances, build_encoding
@@ -83,14 +84,14 @@ class Layer(nn.Module):
             source_BSD = self.attention_norm(source_BSD)
         asking_BTD = source_BSD[:, -T:] if self.config.norm == "pre" else hidden_BTD
         key_BHSK, value_BHSK = self.key_value(source_BSD).view(B, -1, 2, H, K).permute(2, 0, 3, 1, 4)
-        mixed_BHTK = attend(
-            self.query(asking_BTD).view(B, T, H, K).transpose(1, 2),
-            key_BHSK,
-            value_BHSK,
-            distances=distances,
-            hidden_BTS=sight.hidden_BTS,
-            dropout=lambda probability_BHTS: self.dropout["attention"](probability_BHTS, 2),
-        )
+        query_BHTK = self.query(asking_BTD).view(B, T, H, K).transpose(1, 2)
+        seen = {"distances": distances, "hidden_BTS": sight.hidden_BTS}
+        if attend is torch_attend and query_BHTK.is_cuda and not self._drops_over_time():
+            rate = self._attention_dropout.rate if self.training else 0.0
+            mixed_BHTK = fused_attend(query_BHTK, key_BHSK, value_BHSK, **seen, dropout=rate)  # type: ignore[arg-type]
+        else:
+            dropout = partial(self._attention_dropout, time_axis=2)
+            mixed_BHTK = attend(query_BHTK, key_BHSK, value_BHSK, **seen, dropout=dropout)
         return mixed_BHTK.transpose(1, 2).reshape(B, T, H * K)
 
     def _attend_natively(self, hidden_BTD: Tensor, memory_BMD: Tensor, distances: Distances, sight: Sight) -> Tensor:
@@ -118,11 +119,19 @@ class Layer(nn.Module):
     def _attention_dropout(self) -> Dropout:
         return cast(Dropout, self.dropout["attention"])
 
+    def _drops_over_time(self) -> bool:
+        """Whether a mask of probabilities is held over time, which no fused attention does."""
+        return self.training and self._attention_dropout.locked and self._attention_dropout.rate > 0
+
     def _compiled(self, hidden_BTD: Tensor, distances: Distances) -> bool:
         """Whether the kernels have what this layer needs: distances with keys of their own, and no dropout mask held over time."""
-        locked = self.training and self._attention_dropout.locked and self._attention_dropout.rate > 0
-        plain = distances.relative_key_HSK is not None and distances.distance_bias_HS is None and not locked
-        return plain and not torch.is_autocast_enabled(hidden_BTD.device.type) and native.usable(hidden_BTD)
+        plain = distances.relative_key_HSK is not None and distances.distance_bias_HS is None
+        return (
+            plain
+            and not self._drops_over_time()
+            and not torch.is_autocast_enabled(hidden_BTD.device.type)
+            and native.usable(hidden_BTD)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
