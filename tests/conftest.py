@@ -8,19 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from small_run import SMALL
-from transformer_xl.cli import main
+from small_run import SMALL, prepare
 from transformer_xl.config import EvaluationConfig, RecurrentConfig, RunConfig
-from transformer_xl.data.store import Store, open_store
+from transformer_xl.data.store import Store
 from transformer_xl.training import train
 
 # Small tensors gain nothing from more threads, and results do not depend on the machine's cores.
 torch.set_num_threads(1)
-
-
-def prepare(source: Path, out: Path, tokenizer: str) -> Store:
-    assert main(["prepare", str(source), "--tokenizer", tokenizer, "--out", str(out)]) == 0
-    return open_store(out)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import transformer_xl as txl
-from conftest import prepare
-from small_run import SMALL
+from small_run import SMALL, prepare
 from transformer_xl.analysis.attention import average_attention
 from transformer_xl.analysis.visible import visible
 from transformer_xl.cli import main

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import transformer_xl as txl
-from conftest import prepare
-from small_run import SMALL
+from small_run import SMALL, prepare
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.cli import main
 from transformer_xl.errors import CheckpointError, ConfigError, DataError, ImportRefused, InputError
