@@ -42,7 +42,7 @@ void kept_cells(double rate, uint64_t seed, i64 row, i64 count, T* factors) {
   for (i64 j = 0; j < count; ++j) factors[j] = scrambled(key + uint32_t(j) * 0x9e3779b9u) >= least ? scale : T(0);
 }
 
-template <class T>
+template <class T, bool RELU>
 void drop(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {
   constexpr i64 ROW = 1024;
 #pragma omp parallel for num_threads(threads)
@@ -50,23 +50,14 @@ void drop(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) 
     T factors[ROW];
     const i64 here = std::min(ROW, count - row * ROW);
     kept_cells(rate, seed, row, here, factors);
-    for (i64 j = 0; j < here; ++j) y[row * ROW + j] = x[row * ROW + j] * factors[j];
+    for (i64 j = 0; j < here; ++j) {
+      const T value = x[row * ROW + j];
+      y[row * ROW + j] = RELU && value < 0 ? T(0) : value * factors[j];
+    }
   }
 }
 
-// The same after a ReLU; on the way back what came out tells what was kept.
-template <class T>
-void relu_drop(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {
-  constexpr i64 ROW = 1024;
-#pragma omp parallel for num_threads(threads)
-  for (i64 row = 0; row < (count + ROW - 1) / ROW; ++row) {
-    T factors[ROW];
-    const i64 here = std::min(ROW, count - row * ROW);
-    kept_cells(rate, seed, row, here, factors);
-    for (i64 j = row * ROW; j < row * ROW + here; ++j) y[j] = x[j] < 0 ? T(0) : x[j] * factors[j - row * ROW];
-  }
-}
-
+// After a ReLU, what came out tells what was kept.
 template <class T>
 void relu_drop_backward(const T* y, const T* g, T* dx, i64 count, double rate, int threads) {
   const T scale = T(1 / (1 - rate));
@@ -430,10 +421,10 @@ void few_backward(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64
 
 #define DOORS(name, T)                                                                                                          \
   extern "C" void drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                           \
-    drop<T>(x, y, count, rate, seed, threads);                                                                                  \
+    drop<T, false>(x, y, count, rate, seed, threads);                                                                           \
   }                                                                                                                             \
   extern "C" void relu_drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                      \
-    relu_drop<T>(x, y, count, rate, seed, threads);                                                                             \
+    drop<T, true>(x, y, count, rate, seed, threads);                                                                            \
   }                                                                                                                             \
   extern "C" void relu_drop_backward_##name(const T* y, const T* g, T* dx, i64 count, double rate, int threads) {               \
     relu_drop_backward<T>(y, g, dx, count, rate, threads);                                                                      \
