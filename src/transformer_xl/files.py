@@ -33,8 +33,9 @@ def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
         os.chmod(temporary, 0o666 & ~current_umask())
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        name_the_path(error, path)
         raise
 
 
@@ -61,12 +62,19 @@ def atomic_folder(path: Path | str) -> Iterator[Path]:
         else:
             os.replace(temporary, path)
         sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
+        name_the_path(error, path)
         shutil.rmtree(temporary, ignore_errors=True)
         for parent in made:
             with suppress(OSError):  # somebody else put something there meanwhile
                 parent.rmdir()
         raise
+
+
+def name_the_path(error: BaseException, path: Path) -> None:
+    """A write that fails on an open file says why, but not where; and nobody knows a temporary file by its name."""
+    if isinstance(error, OSError) and (error.filename is None or TEMPORARY in str(error.filename)):
+        error.filename, error.filename2 = str(path), None
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -13,6 +13,8 @@ A checkpoint appears whole or not at all (`files.atomic_folder`), and is read on
 """
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -81,18 +83,29 @@ def write_checkpoint(
     with atomic_folder(folder) as temporary:
         write_json(temporary / "config.json", asdict(config))
         write_json(temporary / "about.json", asdict(about))
-        save_file(
+        save_tensors(
             {name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary / "model.safetensors"
         )
         (temporary / "tokenizer").mkdir()
         tokenizer.save(temporary / "tokenizer")
         if training is not None:
-            save_file(training.tensors, temporary / "training.safetensors")
+            save_tensors(training.tensors, temporary / "training.safetensors")
             write_json(temporary / "training.json", training.values)
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         (temporary / CHECKSUMS).write_text(
             _canonical({str(path.relative_to(temporary)): digest(path) for path in files})
         )
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str] | None = None) -> None:
+    """As safetensors does it; but what the disk refuses is an OSError, as everywhere else."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
 
 
 def verify(folder: Path) -> None:

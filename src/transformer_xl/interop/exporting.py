@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
-from transformer_xl.checkpoint import Checkpoint, write_checkpoint
+from transformer_xl.checkpoint import Checkpoint, save_tensors, write_checkpoint
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import atomic_folder, write_json, write_text
@@ -50,7 +49,7 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path) -> list[str]:
     config = config_to_huggingface(model.config)
     write_json(folder / "config.json", {**config, "tgt_len": checkpoint.config.training.segment})
     weights = weights_to_huggingface(model.state_dict(), model.config)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(weights, folder / "model.safetensors", metadata={"format": "pt"})
     words = checkpoint.tokenizer.words if isinstance(checkpoint.tokenizer, WordTokenizer) else None
     return _write_vocabulary(folder, words, checkpoint.tokenizer)
 

@@ -53,11 +53,12 @@ class Layer(nn.Module):
         hidden_BTD: Tensor,
         memory_BMD: Tensor,
         distances: Distances,
-        sight: Sight,
+        sight: Sight | Tensor,
         attend: Callable[..., Tensor],
     ) -> Tensor:
+        """`sight` may be a mask, [B, T, S], True where a query must not look."""
         pre = self.config.norm != "post"
-        if attend is torch_attend and self._compiled(hidden_BTD, distances):
+        if attend is torch_attend and isinstance(sight, Sight) and self._compiled(hidden_BTD, distances):
             mixed_BTX = self._attend_natively(hidden_BTD, memory_BMD, distances, sight)
         else:
             mixed_BTX = self._attend(hidden_BTD, memory_BMD, distances, sight, attend)
@@ -74,7 +75,7 @@ class Layer(nn.Module):
         hidden_BTD: Tensor,
         memory_BMD: Tensor,
         distances: Distances,
-        sight: Sight,
+        sight: Sight | Tensor,
         attend: Callable[..., Tensor],
     ) -> Tensor:
         """[B, T, H*K] with torch's own operations, or with another attention."""
@@ -85,7 +86,8 @@ class Layer(nn.Module):
         asking_BTD = source_BSD[:, -T:] if self.config.norm == "pre" else hidden_BTD
         key_BHSK, value_BHSK = self.key_value(source_BSD).view(B, -1, 2, H, K).permute(2, 0, 3, 1, 4)
         query_BHTK = self.query(asking_BTD).view(B, T, H, K).transpose(1, 2)
-        seen = {"distances": distances, "hidden_BTS": sight.hidden_BTS}
+        hidden_BTS = sight.hidden_BTS if isinstance(sight, Sight) else sight
+        seen = {"distances": distances, "hidden_BTS": hidden_BTS}
         if attend is torch_attend and query_BHTK.is_cuda and not self._drops_over_time():
             rate = self._attention_dropout.rate if self.training else 0.0
             mixed_BHTK = fused_attend(query_BHTK, key_BHSK, value_BHSK, **seen, dropout=rate)  # type: ignore[arg-type]
