@@ -1,7 +1,7 @@
 """Commands killed again and again: one process loads what they need, once, and forks a child for each attempt.
 
-    with attempts("transformer_xl.training") as attempt:
-        death = attempt(Attempt(words=["train", ...], at_write=7))
+with attempts("transformer_xl.training") as attempt:
+    death = attempt(Attempt(words=["train", ...], at_write=7))
 """
 
 import json
