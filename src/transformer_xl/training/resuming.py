@@ -35,6 +35,8 @@ def start_or_resume(
     run: RunFolder, config: RunConfig, *, store: Store, resume: str, device: torch.device, ranks: Ranks = ALONE
 ) -> Session:
     """`resume`: "auto" goes on where the run stopped, if it has begun; "false" refuses if it has; else the checkpoint to go on from."""
+    if ranks.first:
+        run.clear_half_written()
     session = Session.fresh(config, store=store, device=device, ranks=ranks)
     checkpoint = ranks.from_first(lambda: checkpoint_to_go_on_from(run, resume))
     if checkpoint is not None:
