@@ -93,8 +93,11 @@ def whole_or_absent(
     return found.keys() == whole.keys()
 
 
-def undisturbed(command: Command, attempt: Callable[[Attempt], Death]) -> tuple[dict[str, object], float]:
-    folder = command.folder("undisturbed")
+def undisturbed(
+    command: Command, attempt: Callable[[Attempt], Death], name: str = "undisturbed"
+) -> tuple[dict[str, object], float]:
+    """What it makes, and how long that takes."""
+    folder = command.folder(name)
     before = made(folder)
     death = attempt(Attempt(words=command.words(folder)))
     assert death.code == 0, death.said
@@ -125,14 +128,15 @@ def test_killed_at_a_write_what_is_made_is_whole_or_absent(every, command, attem
 
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_at_random_what_is_made_is_whole_or_absent(kills, command, attempt):
-    whole, takes = undisturbed(command, attempt)
+    (whole, first), (_, second) = undisturbed(command, attempt), undisturbed(command, attempt, "again")
+    takes = min(first, second)  # something else may have slowed one of them
     chance, early, finished = random.Random(0), 0, 0
     for number in range(kills):
         folder = command.folder(str(number))
-        death = attempt(Attempt(words=command.words(folder), after_seconds=chance.uniform(0, 1.1 * takes)))
+        death = attempt(Attempt(words=command.words(folder), after_seconds=chance.uniform(0, takes)))
         assert death.code in (0, -signal.SIGKILL), death.said
         early += death.code == -signal.SIGKILL
         finished += whole_or_absent(command, folder, whole, attempt)
     print(f"{kills} kills at random: {early} before the end, {finished} with everything in its place")
-    assert early >= kills / 2
+    assert early >= kills / 4
     assert finished < kills
