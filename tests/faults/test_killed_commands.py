@@ -12,6 +12,8 @@ from kills import Attempt, Death, attempts, leftovers
 
 from transformer_xl.files import TEMPORARY
 
+pytestmark = pytest.mark.timeout(900)  # of the slow ones, on a busy machine
+
 LOADED = (
     "transformer_xl.cli.prepare",
     "transformer_xl.library",

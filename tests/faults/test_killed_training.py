@@ -14,6 +14,8 @@ from small_run import SMALL
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.files import digest
 
+pytestmark = pytest.mark.timeout(900)  # of the slow ones, on a busy machine
+
 EVERY = 5
 """Steps from one checkpoint to the next."""
 STEPS_PER_KILL = 20
