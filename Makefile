@@ -12,7 +12,7 @@ demo: $(READY)
 test: $(READY) chromium
 	$(BIN)/python -m pytest
 
-# Kills, damaged and hostile files, in full; prints what each met. The kills of training take 4 minutes, of ranks 4, of commands 5, on two busy cores.
+# Kills, damaged and hostile files, in full; prints what each met. The kills of training take 4 minutes and those of ranks 4, on two busy cores.
 test-faults: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" -s tests/faults tests/interop/test_mutated_imports.py tests/interop/test_hostile_files.py
 
