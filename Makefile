@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.installed
 
-.PHONY: demo test check clean chromium
+.PHONY: demo test test-faults check clean chromium
 
 demo: $(READY)
 	$(BIN)/txl demo
 
 test: $(READY) chromium
 	$(BIN)/python -m pytest
+
+# Kills, damaged and hostile files, in full; prints what each met. The kills of training take 4 minutes and those of ranks 4, on two busy cores.
+test-faults: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" -s tests/faults tests/interop/test_mutated_imports.py tests/interop/test_hostile_files.py
 
 check: $(READY)
 	$(BIN)/ruff format --check src tests

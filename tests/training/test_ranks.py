@@ -2,13 +2,12 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,10 +17,20 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from small_run import SMALL
+from torchrun import (
+    RANDOM,
+    TORCHRUN,
+    checkpoint_of,
+    command,
+    environment,
+    final_bytes,
+    launch,
+    train_with_killed_ranks,
+    wait_for,
+)
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.cli import main
 from transformer_xl.config import EvaluationConfig, RecurrentConfig, RunConfig
-from transformer_xl.data.store import Store
 from transformer_xl.errors import ConfigError
 from transformer_xl.training import loop, train
 from transformer_xl.training.ranks import Ranks, only_this_attempt
@@ -30,8 +39,6 @@ from transformer_xl.training.session import Session
 from transformer_xl.training.step import take_step
 
 pytestmark = pytest.mark.timeout(900)  # each launch of torchrun loads torch three times
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -67,26 +74,6 @@ def one_rank(deterministic, word_store, tmp_path_factory) -> Path:
     return folder
 
 
-def command(config: RunConfig, store: Store, folder: Path, *more: str) -> list[str]:
-    file = folder.parent / f"{folder.name}.json"
-    file.write_text(json.dumps(asdict(config)))
-    return ["transformer_xl", "train", str(file), "--data", str(store.folder), "--run", str(folder), *more]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def launch(*words, launcher: list[str] = TORCHRUN) -> subprocess.CompletedProcess:
-    together = [*launcher, "-m", "--", *command(*words)] if launcher is TORCHRUN else [*launcher, *command(*words)]
-    return subprocess.run(together, env=environment(), capture_output=True, text=True)
-
-
-def checkpoint_of(folder: Path) -> Path:
-    run = RunFolder(folder)
-    return run.checkpoint_at(run.steps()[-1])
-
-
 def recorded(folder: Path, name: str) -> list[float]:
     return [line[name] for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "train"]
 
@@ -103,10 +90,6 @@ def assert_close(folder: Path, other: Path, *, within: float = 1e-5) -> None:
             torch.testing.assert_close(
                 mine[name], theirs[name], rtol=0, atol=within, msg=lambda text, name=name: f"{name}: {text}"
             )
-
-
-def final_bytes(folder: Path) -> list[bytes]:
-    return [(checkpoint_of(folder) / name).read_bytes() for name in ("model.safetensors", "training.safetensors")]
 
 
 def test_the_comparison_covers_what_it_should(deterministic, word_store, one_rank):
@@ -162,26 +145,9 @@ def test_two_ranks_then_one_then_two_go_on_alike(deterministic, word_store, one_
 
 
 @pytest.fixture(scope="module")
-def random_config() -> RunConfig:
-    return replace(
-        SMALL,
-        model=replace(SMALL.model, dropout=0.2, locked_dropout=("embedding", "output")),
-        training=replace(
-            SMALL.training,
-            accumulation=2,
-            variable_segments=True,
-            average="ema",
-            steps=120,
-            save_every=10,
-            validate_every=0,
-        ),
-    )
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(random_config, byte_store, tmp_path_factory) -> Path:
+def uninterrupted(byte_store, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    answer = launch(random_config, byte_store, folder)
+    answer = launch(RANDOM, byte_store, folder)
     assert answer.returncode == 0, answer.stderr
     return folder
 
@@ -214,52 +180,20 @@ def test_what_a_dead_attempt_left_in_the_store_is_not_taken_for_the_living(secon
     assert addresses_found(second, "second") == {0: "1 in the second", 1: "0 in the second"}
 
 
-def wait_for(found, process: subprocess.Popen, said: Path) -> None:
-    while not found():
-        assert process.poll() is None, said.read_text()
-        time.sleep(0.01)
-
-
-def children_of(process: subprocess.Popen) -> set[int]:
-    return {int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks' processes in /proc")
-def test_after_a_killed_rank_torchrun_goes_on_to_the_same_bits(random_config, byte_store, uninterrupted, tmp_path):
-    folder, said = tmp_path / "run", tmp_path / "said"
-    run = RunFolder(folder)
-    launcher = [*TORCHRUN, "--max-restarts", "3", "-m", "--"]
-    with (
-        said.open("w") as stderr,
-        subprocess.Popen(
-            [*launcher, *command(random_config, byte_store, folder)],
-            env=environment(),
-            stderr=stderr,
-            stdout=subprocess.DEVNULL,
-        ) as process,
-    ):
-        wait_for(run.steps, process, said)
-        (second,) = children_of(process) - {int(run.lock.read_text())}
-        os.kill(second, signal.SIGKILL)
-        wait_for(lambda: "going on from step" in said.read_text(), process, said)
-        resumed_from = run.steps()[-1]
-        wait_for(lambda: run.steps()[-1] > resumed_from, process, said)
-        os.kill(int(run.lock.read_text()), signal.SIGKILL)  # rank 0, who holds the lock
-        assert process.wait() == 0, said.read_text()
-    steps = [int(line.split()[4]) for line in said.read_text().splitlines() if line.startswith("going on from step")]
-    assert len(steps) == 2
-    assert 0 < steps[0] < steps[1] < 120
-    assert final_bytes(folder) == final_bytes(uninterrupted)
+def test_after_a_killed_rank_torchrun_goes_on_to_the_same_bits(byte_store, uninterrupted, tmp_path):
+    resumes = train_with_killed_ranks(byte_store, tmp_path / "run", ranks=[1, 0])
+    assert len(resumes) == 2
+    assert 0 < resumes[0] < resumes[1] < RANDOM.training.steps
+    assert final_bytes(tmp_path / "run") == final_bytes(uninterrupted)
 
 
-def test_sigterm_saves_once_and_the_same_command_goes_on_to_the_same_bits(
-    random_config, byte_store, uninterrupted, tmp_path
-):
+def test_sigterm_saves_once_and_the_same_command_goes_on_to_the_same_bits(byte_store, uninterrupted, tmp_path):
     folder, said = tmp_path / "run", tmp_path / "said"
     with (
         said.open("w") as stderr,
         subprocess.Popen(
-            [*TORCHRUN, "-m", "--", *command(random_config, byte_store, folder)], env=environment(), stderr=stderr
+            [*TORCHRUN, "-m", "--", *command(RANDOM, byte_store, folder)], env=environment(), stderr=stderr
         ) as process,
     ):
         wait_for(RunFolder(folder).steps, process, said)
@@ -269,7 +203,7 @@ def test_sigterm_saves_once_and_the_same_command_goes_on_to_the_same_bits(
     stopped_at = RunFolder(folder).steps()[-1]
     assert f"stopped at step {stopped_at} and saved" in said.read_text()
     assert stopped_at < 120
-    answer = launch(random_config, byte_store, folder)
+    answer = launch(RANDOM, byte_store, folder)
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr.count(f"going on from step {stopped_at}") == 1
     assert final_bytes(folder) == final_bytes(uninterrupted)

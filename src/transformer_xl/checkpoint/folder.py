@@ -153,7 +153,7 @@ def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> 
     return Checkpoint(
         folder=folder,
         config=config,
-        about=_read_as(About, folder / "about.json"),
+        about=read_about(folder / "about.json"),
         model=model,
         tokenizer=load_tokenizer(folder / "tokenizer"),
         run=run,
@@ -162,6 +162,10 @@ def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> 
 
 def read_config(path: Path) -> RunConfig:
     return _read_as(RunConfig, path)
+
+
+def read_about(path: Path) -> About:
+    return _read_as(About, path)
 
 
 def _read_as(kind: type[T], path: Path) -> T:

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import write_json
+from transformer_xl.files import TEMPORARY, write_json
 
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
@@ -81,6 +81,14 @@ class RunFolder:
         for step in self.steps()[:-keep]:
             if step != best:
                 shutil.rmtree(self.checkpoint_at(step))
+
+    def clear_half_written(self) -> None:
+        """Removes what a killed trainer was writing: it can be as large as a checkpoint. For who holds the run's lock."""
+        for path in [*self.path.glob(f"{TEMPORARY}*"), *self.checkpoints.glob(f"{TEMPORARY}*")]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def chosen_checkpoint(self) -> Path:
         """The one to use: the best by validation, else the newest."""

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from transformer_xl.checkpoint import RunFolder, TrainingState, read_training_state, same_tokenizer, verify
-from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
+from transformer_xl.checkpoint.folder import CHECKSUMS, read_about, read_config
 from transformer_xl.config import RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError
@@ -35,6 +35,8 @@ def start_or_resume(
     run: RunFolder, config: RunConfig, *, store: Store, resume: str, device: torch.device, ranks: Ranks = ALONE
 ) -> Session:
     """`resume`: "auto" goes on where the run stopped, if it has begun; "false" refuses if it has; else the checkpoint to go on from."""
+    if ranks.first:
+        run.clear_half_written()
     session = Session.fresh(config, store=store, device=device, ranks=ranks)
     checkpoint = ranks.from_first(lambda: checkpoint_to_go_on_from(run, resume))
     if checkpoint is not None:
@@ -46,6 +48,8 @@ def start_or_resume(
             )
         session.restore(state, weights=load_file(checkpoint / "model.safetensors"))
         say(f"going on from step {session.step} ({checkpoint})")
+        if ranks.first and checkpoint.parent == run.checkpoints:
+            name_the_best(run, session, checkpoint)
         if (saved := state.values.get("ranks", 1)) != ranks.count:
             say(
                 f"going on with {ranks.count} rank{'s' * (ranks.count > 1)} where {saved} saved: each lane keeps its place and memory, but the random"
@@ -54,6 +58,13 @@ def start_or_resume(
     if ranks.first:
         write_json(run.config, asdict(config))
     return session
+
+
+def name_the_best(run: RunFolder, session: Session, checkpoint: Path) -> None:
+    """A trainer killed between saving its best checkpoint and writing down that it is the best leaves this to the next."""
+    loss = read_about(checkpoint / "about.json").validation_nats
+    if loss is not None and loss == session.best_nats and run.best_step() != session.step:
+        run.set_best(session.step, loss_nats=loss)
 
 
 def checkpoint_to_go_on_from(run: RunFolder, resume: str) -> Path | None:
