@@ -40,14 +40,15 @@ def speaking_run(tmp_path_factory):
     return folder / "speaking"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page_server(trained_run, speaking_run, recurrent_run):
     with in_thread(trained_run, speaking_run, recurrent_run) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """No longer than a module: while Playwright runs, its thread has an event loop, and other tests want one of their own."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the page's tests need: pip install playwright")
     if (chromium := shutil.which("chromium")) is None:
         pytest.skip("the page's tests need Debian's Chromium: apt-get install chromium")

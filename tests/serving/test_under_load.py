@@ -232,7 +232,7 @@ def breaking(monkeypatch):
 def test_w11_a_model_that_breaks_on_one_request_fails_that_one_alone(trained_run, breaking, how, status, where, caplog):
     caplog.set_level("CRITICAL")
     others = [{"prompt": "y" * (3 + 5 * number), "max_tokens": 60, "seed": number} for number in range(12)]
-    with in_thread(trained_run, limits=Limits(patience_seconds=1.0, deadline_seconds=30)) as server:
+    with in_thread(trained_run, limits=Limits(patience_seconds=2.0, deadline_seconds=30)) as server:
         alone = [server.complete(**body) for body in others]
         broken = breaking(how, where)
         with ThreadPoolExecutor(13) as pool:
