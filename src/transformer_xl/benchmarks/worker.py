@@ -5,7 +5,8 @@
     -> {"do": "run", ...}     so many steps against the clock
     -> {"do": "peaks", ...}   what the machine can do at best
 
-Run by its path, for the interpreter of the Hugging Face implementation does not know this package: whatever is not torch is imported late.
+Run by its path, for the interpreter of the Hugging Face implementation does not know this package: that implementation stands here, our own in `ours`,
+which only our interpreter imports.
 """
 
 import gc
@@ -17,18 +18,14 @@ import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from transformer_xl.model import TransformerXL
-
 PACKAGES = {"huggingface": ("transformers.models.transfo_xl.modeling_transfo_xl",)}
-OUR_PACKAGES = ("transformer_xl.inference", "transformer_xl.interop.huggingface", "transformer_xl.benchmarks.window")
+OUR_PACKAGES = ("transformer_xl.benchmarks.ours",)
 """Imported while all the processes start, that is at the same time."""
 LEARNING_RATE, CLIP = 2.5e-4, 0.25
 FILLED_AT_ONCE = 128
@@ -95,79 +92,6 @@ class HuggingFace(Segmentwise):
         return self.model.crit(hidden_BTD).view(*hidden_BTD.shape[:2], -1)  # type: ignore[no-any-return]
 
 
-class Forward(Segmentwise):
-    """Our model's own forward, the one that trains: slow, and what the engine must equal."""
-
-    def __init__(self, folder: Path, *, top_k: int, segment: int) -> None:
-        super().__init__(top_k=top_k, segment=segment)
-        self.model = our_model(folder)
-        self.memory: Any = None
-
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
-        output = self.model(tokens_BT, memory=self.memory)
-        self.memory = output.memory
-        return output.hidden_BTD  # type: ignore[no-any-return]
-
-    def log_probabilities(self, hidden_BTD: Tensor) -> Tensor:
-        return self.model.log_probabilities(hidden_BTD)
-
-
-class Ours:
-    def __init__(self, folder: Path, *, lanes: int, top_k: int, weights: str) -> None:
-        from transformer_xl.inference import Engine
-
-        self.top_k, self.lanes = top_k, lanes
-        self.model = our_model(folder)
-        self.engine = Engine(self.model, weights=weights)  # type: ignore[arg-type]
-
-    def fill(self, tokens_BT: Tensor) -> None:
-        self.engine.read(tokens_BT[:1])
-        if self.lanes > 1:  # a lane forked costs nothing to fill, and takes as long to go on with as any other
-            self.engine = self.engine.select([0] * self.lanes)
-
-    def next(self, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
-        from transformer_xl.inference.distribution import Distribution, best
-
-        if not self.top_k:
-            return everything(self.engine.feed(tokens_B1))
-        hidden_BD = self.engine.read(tokens_B1)[:, -1]
-        distribution = Distribution(self.engine, hidden_BD, edges=self.model.config.cluster_edges)
-        words = distribution.ask([lambda lane: best(lane, self.top_k)] * self.lanes)
-        values_BK, ids_BK = np.stack([one.score_K for one in words]), np.stack([one.token_K for one in words])
-        return torch.from_numpy(values_BK), torch.from_numpy(ids_BK)
-
-    def score(self, tokens_BT: Tensor) -> Tensor:
-        return self.engine.score(tokens_BT)
-
-
-class Window:
-    """The vanilla way: no memory, every token predicted from a window that is read from its beginning."""
-
-    def __init__(self, folder: Path, *, plain: bool) -> None:
-        from transformer_xl.benchmarks.window import WindowReader
-
-        self.model = our_model(folder)
-        self.length = self.model.config.memory
-        self.text_BT = torch.zeros(1, 0, dtype=torch.int64)
-        self.model.set_lengths(same_length=False)
-        self.model.set_lengths(memory=0)
-        self.reader = None if plain else WindowReader(self.model)
-
-    def fill(self, tokens_BT: Tensor) -> None:
-        self.text_BT = tokens_BT[:, -self.length :]
-
-    def next(self, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
-        self.text_BT = torch.cat([self.text_BT, tokens_B1], dim=1)[:, -self.length :]
-        if self.reader is None:
-            hidden_BD = self.model(self.text_BT).hidden_BTD[:, -1]
-        else:
-            hidden_BD = self.reader.step(self.text_BT)
-        return everything(self.model.log_probabilities(hidden_BD))
-
-    def score(self, tokens_BT: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
 class Trainer(Protocol):
     """One that trains: losses and gradients of a segment for checking, steps for timing."""
 
@@ -181,38 +105,6 @@ class Trainer(Protocol):
 
     def step(self, tokens_BT: Tensor) -> None:
         """Forward, backward, clip, Adam; the memory is carried on."""
-
-
-class OurTrainer:
-    def __init__(self, folder: Path, *, dropout: float, formula: bool) -> None:
-        """`formula`: the paper's terms spelled out, and autograd's own gradients."""
-        self.model = our_model(folder, dropout=dropout)
-        if formula:
-            from transformer_xl.model.reference import reference_attend
-
-            self.model.attend = reference_attend
-            self.model.vocabulary.table_gradient = lambda tokens_BT: None  # type: ignore[method-assign]
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
-        self.memory: Any = None
-
-    def losses(self, tokens_BT: Tensor) -> Tensor:
-        return cast(Tensor, self.model(tokens_BT, targets_BT=shifted(tokens_BT)).loss_BT)[:, :-1]
-
-    def gradients(self) -> dict[str, Tensor]:
-        from transformer_xl.interop.huggingface import weights_to_huggingface
-
-        gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
-        return weights_to_huggingface(gradients, self.model.config)  # type: ignore[arg-type]
-
-    def step(self, tokens_BT: Tensor) -> None:
-        self.model.train()
-        self.model.vocabulary.give_back_gradient()
-        self.optimiser.zero_grad(set_to_none=True)
-        output = self.model(tokens_BT, targets_BT=shifted(tokens_BT), memory=self.memory)
-        output.loss_BT.mean().backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimiser.step()
-        self.memory = output.memory
 
 
 class HuggingFaceTrainer:
@@ -245,15 +137,19 @@ def shifted(tokens_BT: Tensor) -> Tensor:
 
 
 def build(name: str, folder: Path, *, lanes: int, top_k: int, segment: int) -> Implementation:
-    match name:
-        case "huggingface":
-            return HuggingFace(folder, top_k=top_k, segment=segment)
-        case "forward":
-            return Forward(folder, top_k=top_k, segment=segment)
-        case "window" | "plain window":
-            return Window(folder, plain=name == "plain window")
-        case _:
-            return Ours(folder, lanes=lanes, top_k=top_k, weights=name)
+    if name == "huggingface":
+        return HuggingFace(folder, top_k=top_k, segment=segment)
+    from transformer_xl.benchmarks import ours
+
+    return ours.build(name, folder, lanes=lanes, top_k=top_k, segment=segment)
+
+
+def build_trainer(name: str, folder: Path, *, dropout: float) -> Trainer:
+    if name == "huggingface":
+        return HuggingFaceTrainer(folder, dropout=dropout)
+    from transformer_xl.benchmarks.ours import OurTrainer
+
+    return OurTrainer(folder, dropout=dropout, formula=name == "formula")
 
 
 def parts(tokens_BT: Tensor, length: int) -> list[Tensor]:
@@ -262,20 +158,6 @@ def parts(tokens_BT: Tensor, length: int) -> list[Tensor]:
 
 def everything(log_probability_BV: Tensor) -> tuple[Tensor, Tensor]:
     return log_probability_BV, torch.arange(log_probability_BV.shape[-1]).expand_as(log_probability_BV)
-
-
-def our_model(folder: Path, *, dropout: float = 0.0) -> "TransformerXL":
-    from dataclasses import replace
-
-    from safetensors.torch import load_file
-
-    from transformer_xl.interop.huggingface import config_from_huggingface, weights_from_huggingface
-    from transformer_xl.model import TransformerXL
-
-    config = replace(config_from_huggingface(json.loads((folder / "config.json").read_text())), dropout=dropout)
-    model = TransformerXL(config)
-    model.load_state_dict(weights_from_huggingface(load_file(folder / "model.safetensors"), config), strict=True)
-    return model.eval()
 
 
 # --- what can be asked
@@ -306,10 +188,7 @@ class Worker:
         gc.collect()
         self.lanes, self.segment = lanes, segment
         self.edges_C, self.shares_C = torch.tensor(edges), torch.tensor(shares, dtype=torch.float64)
-        if self.name == "huggingface":
-            self.trainer = HuggingFaceTrainer(Path(folder), dropout=dropout)
-        else:
-            self.trainer = OurTrainer(Path(folder), dropout=dropout, formula=self.name == "formula")
+        self.trainer = build_trainer(self.name, Path(folder), dropout=dropout)
         return {}
 
     def check_training(self, *, file: str, seed: int, precise: bool) -> dict[str, object]:

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 
 from transformer_xl.config import ModelConfig, RunConfig
+from transformer_xl.errors import ConfigError
 from transformer_xl.model import AnyModel, build_model
 from transformer_xl.training.ranks import Parallel
 
@@ -39,7 +40,7 @@ def footprint(
     """`recompute`: with activation checkpointing, or as the run has it. `kernels`: on a processor with the compiled ones, else torch's operations."""
     model, training = run.model, run.training
     if not isinstance(model, ModelConfig):
-        raise NotImplementedError("recurrent models are not counted")
+        raise ConfigError(f"model.cell: {model.cell} is not counted; memory is estimated for Transformer-XL")
     recompute = training.checkpoint_activations if recompute is None else recompute
     B, T = -(-training.lanes // (devices * training.accumulation)), training.segment + training.context
     of_layer = B * per_lane(model, T=T, kernels=kernels) * FLOAT
