@@ -5,7 +5,10 @@ from difflib import get_close_matches
 
 
 class TransformerXLError(Exception):
-    """Base of every error meant for people."""
+    """Base of every error meant for people: one line, whatever characters stand in a name that a file gave us."""
+
+    def __str__(self) -> str:
+        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in super().__str__())
 
 
 class ConfigError(TransformerXLError):

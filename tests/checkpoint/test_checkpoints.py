@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import transformer_xl as txl
 from transformer_xl.checkpoint import RunFolder, load_checkpoint, verify
@@ -75,6 +76,18 @@ def test_wrong_weights_are_named(trained_run, tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(b"not a tensor file")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_model(tmp_path / "bad.safetensors", config=checkpoint.config)
+
+
+def test_a_name_out_of_a_file_writes_nothing_else_to_the_terminal(trained_run, tmp_path):
+    """A line feed would make two sentences of one, and an escape sequence moves, colours or hides."""
+    from transformer_xl.checkpoint.folder import load_model
+
+    checkpoint = load_checkpoint(trained_run)
+    strange = tmp_path / "strange.safetensors"
+    save_file({**checkpoint.model.state_dict(), "new\nline\x1b[31m\u202e": torch.zeros(1)}, strange)
+    with pytest.raises(CheckpointError) as raised:
+        load_model(strange, config=checkpoint.config)
+    assert str(raised.value) == rf"{strange} has a tensor new\nline\x1b[31m\u202e that config.json does not know"
 
 
 def test_load_gives_what_the_tour_promises(trained_run):
