@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.installed
 
-.PHONY: demo test test-faults check clean chromium
+.PHONY: demo test test-faults test-soak check clean chromium
 
 demo: $(READY)
 	$(BIN)/txl demo
@@ -12,9 +12,14 @@ demo: $(READY)
 test: $(READY) chromium
 	$(BIN)/python -m pytest
 
-# Kills, damaged and hostile files, in full; prints what each met. The kills of training take 4 minutes and those of ranks 4, on two busy cores.
+# Kills, damaged and hostile files, in full; prints what each met.
+FAULTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" -s
 test-faults: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" -s tests/faults tests/interop/test_mutated_imports.py tests/interop/test_hostile_files.py
+	$(FAULTS) tests/faults tests/interop/test_mutated_imports.py tests/interop/test_hostile_files.py --ignore tests/faults/test_soak.py
+
+# For the night: 20,000 steps and 1,000,000 tokens, with memory and open files watched.
+test-soak: $(READY)
+	$(FAULTS) tests/faults/test_soak.py
 
 check: $(READY)
 	$(BIN)/ruff format --check src tests
