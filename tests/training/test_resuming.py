@@ -37,8 +37,9 @@ VARIANTS = {
         EVERYTHING,
         training=replace(EVERYTHING.training, schedule="plateau", optimiser="sgd", momentum=0.9, learning_rate=0.1),
     ),
-    "recomputed layers, bf16": replace(
-        EVERYTHING, training=replace(EVERYTHING.training, checkpoint_activations=True, precision="bfloat16")
+    "recomputed layers, bf16, muon": replace(
+        EVERYTHING,
+        training=replace(EVERYTHING.training, checkpoint_activations=True, precision="bfloat16", optimiser="muon"),
     ),
 }
 

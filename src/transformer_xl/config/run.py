@@ -26,7 +26,7 @@ class TrainingConfig:
 
     steps: int = 10_000
     """Updates of the weights."""
-    optimiser: Literal["adam", "adamw", "sgd"] = "adam"
+    optimiser: Literal["adam", "adamw", "sgd", "muon"] = "adam"
     learning_rate: float = 2.5e-4
     """The highest rate, after warm-up."""
     embedding_rate_factor: float = 1.0
@@ -91,7 +91,7 @@ class TrainingConfig:
         not_negative(self, "training", "learning_rate", "embedding_rate_factor", "weight_decay", "clip")
         not_negative(self, "training", "activation_regularisation", "temporal_regularisation")
         fraction(self, "training", "momentum", "average_decay", "floor")
-        one_of(self, "training", "optimiser", ("adam", "adamw", "sgd"))
+        one_of(self, "training", "optimiser", ("adam", "adamw", "sgd", "muon"))
         one_of(self, "training", "schedule", ("cosine", "inverse_square_root", "constant", "plateau"))
         one_of(self, "training", "schedule_rule", ("pytorch", "tensorflow"))
         one_of(self, "training", "average", ("none", "ema", "uniform"))

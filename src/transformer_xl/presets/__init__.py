@@ -5,13 +5,14 @@ the parameter count the paper states, where the authors published nothing more. 
 """
 
 from transformer_xl.errors import ConfigError, suggest
+from transformer_xl.presets.modern import MODERN
 from transformer_xl.presets.paper import PAPER
 from transformer_xl.presets.preset import Preset
 from transformer_xl.presets.small import SMALL
 
 __all__ = ["PRESETS", "Preset", "find_preset"]
 
-PRESETS: tuple[Preset, ...] = (*PAPER, *SMALL)
+PRESETS: tuple[Preset, ...] = (*PAPER, *SMALL, *MODERN)
 
 
 def find_preset(name: str) -> Preset:

@@ -22,7 +22,7 @@ _demo = RunConfig(
     evaluation=EvaluationConfig(segment=128, memory=128),
 )
 # Many short lanes and an average of the weights: with few lanes the weights follow the places being read.
-_tiny_byte = RunConfig(
+TINY_BYTE = RunConfig(
     model=replace(_demo.model, vocabulary=205),
     training=replace(
         _demo.training,
@@ -40,7 +40,7 @@ _tiny_byte = RunConfig(
     ),
     evaluation=EvaluationConfig(segment=64, memory=128),
 )
-_tiny_word = RunConfig(
+TINY_WORD = RunConfig(
     model=ModelConfig(
         vocabulary=10_000,
         n_layer=3,
@@ -85,7 +85,7 @@ _tiny_lstm = RunConfig(
         init_std=0.2,
     ),
     training=replace(
-        _tiny_word.training,
+        TINY_WORD.training,
         segment=40,
         lanes=16,
         steps=2500,
@@ -103,7 +103,7 @@ _tiny_qrnn = sized(_tiny_lstm, cell="qrnn", n_layer=3, d_hidden=512, weight_drop
 def _bytes(run: RunConfig, **sizes: object) -> RunConfig:
     """The same kind of model for bytes, trained as tiny-byte is."""
     still = {f"{site}_dropout": 0.0 for site in ("embedding", "hidden", "output", "weight")}
-    training = replace(_tiny_byte.training, learning_rate=5e-3)
+    training = replace(TINY_BYTE.training, learning_rate=5e-3)
     return replace(
         sized(run, vocabulary=205, d_model=192, cutoffs=(), init_std=0.5, **still, **sizes), training=training
     )
@@ -122,14 +122,14 @@ SMALL: tuple[Preset, ...] = (
         corpus="enwik8",
         provenance="own",
         note="bytes of anything, a quarter of an hour on two cores; docs/experiments.md has its figures",
-        run=_tiny_byte,
+        run=TINY_BYTE,
     ),
     Preset(
         name="tiny-word",
         corpus="ptb",
         provenance="own",
         note="words, twenty minutes on two cores; docs/experiments.md has its figures",
-        run=_tiny_word,
+        run=TINY_WORD,
     ),
     Preset(
         name="tiny-lstm",

@@ -11,11 +11,12 @@ import torch
 from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import AnyModel, build_model
+from transformer_xl.training.muon import is_matrix
 from transformer_xl.training.ranks import Parallel
 
 FLOAT = 4
-OPTIMISER_NUMBERS = {"adam": 2, "adamw": 2, "sgd": 0}
-"""For each weight, beside its gradient; momentum would be one more."""
+OPTIMISER_NUMBERS = {"adam": 2, "adamw": 2, "sgd": 0, "muon": 2}
+"""For each weight, beside its gradient; momentum would be one more, and muon has one less for a matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +71,16 @@ def weights_of(run: RunConfig, *, devices: int, parallel: Parallel) -> int:
     count = sum(weight.numel() for weight in model.parameters())
     training = run.training
     numbers = 2 + OPTIMISER_NUMBERS[training.optimiser] + (training.momentum > 0) + (training.average != "none")
+    kept = count * numbers
+    if training.optimiser == "muon":
+        kept -= sum(weight.numel() for name, weight in model.named_parameters() if is_matrix(name, weight))
     if devices == 1:
-        return count * numbers * FLOAT
+        return kept * FLOAT
     if parallel == "ddp":
-        return count * (numbers + 1) * FLOAT  # the buckets in which gradients travel
+        return (kept + count) * FLOAT  # the buckets in which gradients travel
     layers = [sum(weight.numel() for weight in layer.parameters()) for layer in model.layers]
     rest = count - sum(layers)  # embeddings and softmax: whole while a step lasts, with their gradient
-    return (count * numbers // devices + 2 * (rest + 2 * max(layers))) * FLOAT
+    return (kept // devices + 2 * (rest + 2 * max(layers))) * FLOAT
 
 
 @cache

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transformer_xl.config import TrainingConfig
+from transformer_xl.training.muon import Muon, is_matrix
 from transformer_xl.training.ranks import full
 
 EMBEDDINGS = ("vocabulary.tables.", "vocabulary.output_tables.")
@@ -16,15 +17,11 @@ PLATEAU_FACTOR = 0.5
 
 
 def build_optimiser(model: nn.Module, training: TrainingConfig) -> Optimizer:
-    """Two groups: everybody, and the embeddings with their own factor on the rate."""
+    """Groups: everybody, and the embeddings with their own factor on the rate; muon has the matrices in one of their own."""
     named = list(model.named_parameters())
-    groups = [
-        {"params": [parameter for name, parameter in named if not name.startswith(EMBEDDINGS)], "factor": 1.0},
-        {
-            "params": [parameter for name, parameter in named if name.startswith(EMBEDDINGS)],
-            "factor": training.embedding_rate_factor,
-        },
-    ]
+    embeddings = [parameter for name, parameter in named if name.startswith(EMBEDDINGS)]
+    everybody = [parameter for name, parameter in named if not name.startswith(EMBEDDINGS)]
+    groups = [{"params": everybody, "factor": 1.0}, {"params": embeddings, "factor": training.embedding_rate_factor}]
     rate, decay = training.learning_rate, training.weight_decay
     match training.optimiser:
         case "adam":
@@ -33,6 +30,10 @@ def build_optimiser(model: nn.Module, training: TrainingConfig) -> Optimizer:
             return torch.optim.AdamW(groups, lr=rate, weight_decay=decay, fused=True)
         case "sgd":
             return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=training.momentum, fused=True)
+        case "muon":
+            matrices = [weight for name, weight in named if is_matrix(name, weight)]
+            groups[0]["params"] = [weight for weight in everybody if not any(weight is matrix for matrix in matrices)]
+            return Muon([{"params": matrices, "factor": 1.0}, *groups], lr=rate, weight_decay=decay)
 
 
 def set_rate(optimiser: Optimizer, rate: float) -> None:

@@ -132,10 +132,7 @@ class Ranks:
         """What this rank holds of `value`, if it is sharded as `like`."""
         if self.parallel != "fsdp" or like is None or value.dim() == 0:
             return value
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        assert isinstance(like, DTensor)
-        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+        return sharded(value.to(like.device), like=like)
 
     # --- what the ranks tell each other
 
@@ -179,6 +176,16 @@ ALONE = Ranks()
 def full(tensor: Tensor) -> Tensor:
     """A tensor that may be sharded, whole, on every rank."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def sharded(value: Tensor, *, like: Tensor) -> Tensor:
+    """A whole tensor as `like` is: this rank's shard of it where that is a shard."""
+    if not hasattr(like, "full_tensor"):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
 @contextmanager

@@ -1,0 +1,68 @@
+"""Muon (Jordan et al. 2024): a matrix moves by its momentum made orthogonal, so that no direction is left behind; all else moves as AdamW moves it.
+
+The step of a matrix is as large as AdamW's would be (Liu et al. 2025), so one learning rate serves both. Our own rather than torch.optim.Muon, which computes
+in bfloat16 whatever the device, far slower on processors that have none, and leaves all that is no matrix to somebody else.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from transformer_xl.training.ranks import full, sharded
+
+MOMENTUM = 0.95
+ADAM_SIZE = 0.2
+"""The root mean square of AdamW's steps, as they measured it."""
+POLYNOMIALS = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+"""ax + bx^3 + cx^5, one after the other: each takes singular values nearer to 1."""
+
+
+def is_matrix(name: str, weight: Tensor) -> bool:
+    """Whether this parameter of a model is a matrix between activations. A table of words is not: its rows stand for themselves."""
+    return weight.dim() == 2 and name.startswith(("layers.", "encoding.relative_key."))
+
+
+class Muon(Optimizer):
+    """The first group is of matrices, all others are AdamW's."""
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
+        matrices, *others = groups
+        super().__init__([matrices], {"lr": lr, "weight_decay": weight_decay})
+        self.adam = AdamW(others, lr=lr, weight_decay=weight_decay, fused=True)
+        self.adam.state = self.state
+        self.param_groups += self.adam.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.adam.step()
+        matrices = self.param_groups[0]
+        for weight in matrices["params"]:
+            if weight.grad is None:
+                continue
+            state = self.state[weight]
+            if not state:
+                state["momentum"] = torch.zeros_like(weight)
+            momentum = state["momentum"].lerp_(weight.grad, 1 - MOMENTUM)
+            way = orthogonal(full(torch.lerp(weight.grad, momentum, MOMENTUM)))
+            weight.mul_(1 - matrices["lr"] * matrices["weight_decay"])
+            weight.add_(sharded(way, like=weight), alpha=-matrices["lr"] * ADAM_SIZE * math.sqrt(max(weight.shape)))
+
+
+def orthogonal(matrix_RC: Tensor) -> Tensor:
+    """The same with all its singular values about 1, by polynomials, which need products alone."""
+    if matrix_RC.shape[0] > matrix_RC.shape[1]:
+        return orthogonal(matrix_RC.mT).mT
+    x_RC: Tensor = matrix_RC / (1.02 * matrix_RC.norm() + 1e-7)
+    for a, b, c in POLYNOMIALS:
+        square_RR = x_RC @ x_RC.mT
+        x_RC = torch.addmm(x_RC, torch.addmm(square_RR, square_RR, square_RR, beta=b, alpha=c), x_RC, beta=a)
+    return x_RC

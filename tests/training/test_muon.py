@@ -1,0 +1,134 @@
+"""Muon against what it stands for: singular values, by the slow and exact way."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+from small_run import SMALL
+from torchrun import checkpoint_of, launch
+from transformer_xl.model import build_model
+from transformer_xl.training import loop, train
+from transformer_xl.training.footprint import weights_of
+from transformer_xl.training.muon import MOMENTUM, orthogonal
+from transformer_xl.training.optimisation import build_optimiser, set_rate
+
+RUN = replace(
+    SMALL,
+    model=replace(SMALL.model, norm="pre", final_norm=True),
+    training=replace(
+        SMALL.training, optimiser="muon", learning_rate=2e-3, weight_decay=0.01, embedding_rate_factor=2.0
+    ),
+)
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (16, 64), (64, 16), (1, 9)])
+def test_singular_values_become_one(shape):
+    """0.01 of the largest is as small as is asked for; what is smaller gets nearer to 1 than it was."""
+    torch.manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
+    rank = left.shape[-1]
+    values = torch.logspace(0, -2, rank, dtype=torch.float64)
+    found = orthogonal(1e3 * left @ torch.diag(values) @ right)
+    assert found.shape == shape
+    torch.testing.assert_close(found, left @ right, rtol=0, atol=0.05)
+
+
+def test_a_gradient_of_nothing_moves_nothing():
+    assert torch.equal(orthogonal(torch.zeros(4, 6)), torch.zeros(4, 6))
+
+
+def oracle(weight, gradients, *, rate, decay):
+    """One matrix alone, with its decomposition in place of the polynomial."""
+    momentum = torch.zeros_like(weight)
+    for gradient in gradients:
+        momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
+        ahead = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
+        left, _, right = torch.linalg.svd(ahead, full_matrices=False)
+        weight = weight * (1 - rate * decay) - rate * 0.2 * math.sqrt(max(weight.shape)) * (left @ right)
+    return weight
+
+
+def test_matrices_move_by_their_momentum_made_orthogonal_and_all_else_as_adamw():
+    torch.manual_seed(0)
+    model, training = build_model(RUN.model).double(), RUN.training
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    gradients = [{name: torch.randn_like(weight) for name, weight in before.items()} for _ in range(4)]
+    optimiser = build_optimiser(model, training)
+    for step in gradients:
+        set_rate(optimiser, training.learning_rate)
+        for name, weight in model.named_parameters():
+            weight.grad = step[name].clone()
+        optimiser.step()
+
+    others = {name: value.clone().requires_grad_() for name, value in before.items()}
+    rates = [
+        {"params": [value], "lr": training.learning_rate * (2 if "tables" in name else 1)}
+        for name, value in others.items()
+    ]
+    adam = AdamW(rates, weight_decay=training.weight_decay)
+    for step in gradients:
+        for name, value in others.items():
+            value.grad = step[name]
+        adam.step()
+
+    orthogonalised = 0
+    for name, weight in model.named_parameters():
+        if name.startswith(("layers.", "encoding.relative_key.")) and weight.dim() == 2:
+            expected = oracle(
+                before[name],
+                [step[name] for step in gradients],
+                rate=training.learning_rate,
+                decay=training.weight_decay,
+            )
+            moved = (weight - before[name]).norm()
+            assert (weight - expected).norm() < 0.1 * moved, (
+                name
+            )  # a square matrix has a singular value near 0, which five polynomials leave there
+            orthogonalised += 1
+        else:
+            torch.testing.assert_close(weight, others[name], msg=lambda text, name=name: f"{name}: {text}")
+    assert orthogonalised == 6 * RUN.model.n_layer
+
+
+def test_weights_without_a_gradient_stay():
+    model = build_model(RUN.model)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimiser = build_optimiser(model, RUN.training)
+    model.layers[0].query.weight.grad = torch.ones_like(model.layers[0].query.weight)
+    optimiser.step()
+    assert [name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])] == [
+        "layers.0.query.weight"
+    ]
+
+
+def test_it_keeps_one_number_for_a_weight_of_a_matrix():
+    """One momentum in place of Adam's two moments, and the estimate of memory knows."""
+    adam = replace(RUN, training=replace(RUN.training, optimiser="adam"))
+    model = build_model(RUN.model)
+    matrices = sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if name.startswith(("layers.", "encoding.relative")) and weight.dim() == 2
+    )
+    estimates = [weights_of(run, devices=1, parallel="ddp") for run in (adam, RUN)]
+    assert estimates[0] - estimates[1] == 4 * matrices
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_are_one(parallel, byte_store, tmp_path, monkeypatch):
+    """Where singular values are almost 0, orthogonalising makes more of rounding than Adam does; sharded matrices are gathered whole."""
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(loop, "draw_curve", lambda run, unit: None)
+    train(RUN, store=byte_store, folder=tmp_path / "one")
+    answer = launch(RUN, byte_store, tmp_path / "two", "--parallel", parallel)
+    assert answer.returncode == 0, answer.stderr
+    mine, theirs = (load_file(checkpoint_of(tmp_path / name) / "model.safetensors") for name in ("one", "two"))
+    fresh = build_model(RUN.model).state_dict()
+    for name, weight in mine.items():
+        assert not torch.equal(weight, fresh[name])
+        torch.testing.assert_close(weight, theirs[name], rtol=0, atol=1e-4)
