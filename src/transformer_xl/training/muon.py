@@ -1,6 +1,6 @@
 """Muon (Jordan et al. 2024): a matrix moves by its momentum made orthogonal, so that no direction is left behind; all else moves as AdamW moves it.
 
-Orthogonal in blocks of 64 rows, as many as a head has: on small models that was no worse than whole matrices, at a fifth of the work (docs/experiments.md). The step of a matrix is as large as AdamW's would be (Liu et al. 2025), so one learning rate serves both. Our own rather than torch.optim.Muon, which computes
+The step of a matrix is as large as AdamW's would be (Liu et al. 2025), so one learning rate serves both. Our own rather than torch.optim.Muon, which computes
 in bfloat16 whatever the device, far slower on processors that have none, and leaves all that is no matrix to somebody else.
 """
 
@@ -9,14 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
 from transformer_xl.training.ranks import full, sharded
 
 MOMENTUM = 0.95
-BLOCK = 64
-"""Rows that are made orthogonal among themselves."""
 ADAM_SIZE = 0.2
 """The root mean square of AdamW's steps, as they measured it."""
 POLYNOMIALS = (
@@ -61,11 +58,11 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrix_RC: Tensor) -> Tensor:
-    """The same with all singular values of each block about 1, by polynomials, which need products alone."""
-    R, C = matrix_RC.shape
-    x_NKC = F.pad(matrix_RC, (0, 0, 0, -R % BLOCK)).view(-1, BLOCK, C)  # rows of 0 stay so
-    x_NKC = x_NKC / (1.02 * x_NKC.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    """The same with all its singular values about 1, by polynomials, which need products alone."""
+    if matrix_RC.shape[0] > matrix_RC.shape[1]:
+        return orthogonal(matrix_RC.mT).mT
+    x_RC: Tensor = matrix_RC / (1.02 * matrix_RC.norm() + 1e-7)
     for a, b, c in POLYNOMIALS:
-        square_NKK = x_NKC @ x_NKC.mT
-        x_NKC = torch.baddbmm(x_NKC, torch.baddbmm(square_NKK, square_NKK, square_NKK, beta=b, alpha=c), x_NKC, beta=a)
-    return x_NKC.reshape(-1, C)[:R]
+        square_RR = x_RC @ x_RC.mT
+        x_RC = torch.addmm(x_RC, torch.addmm(square_RR, square_RR, square_RR, beta=b, alpha=c), x_RC, beta=a)
+    return x_RC
