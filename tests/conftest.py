@@ -53,3 +53,11 @@ def recurrent_run(byte_store, tmp_path_factory) -> Path:
     config = RunConfig(model=model, training=training, evaluation=EvaluationConfig(segment=12))
     train(config, store=byte_store, folder=folder, command="txl train lstm")
     return folder
+
+
+@pytest.fixture(scope="module")
+def without_pictures():
+    """Drawing takes longer than the smallest runs, and changes no weight."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_xl.training.loop.draw_curve", lambda run, unit: None)
+        yield

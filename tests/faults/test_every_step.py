@@ -19,14 +19,7 @@ CONFIG = replace(
     model=replace(SMALL.model, dropout=0.2, attention_dropout=0.1),
     training=replace(SMALL.training, steps=STEPS, accumulation=2, warm_up=10, validate_every=0, save_every=0),
 )
-pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_curve", lambda run, unit: None)
-        yield
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("without_pictures")]
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,9 @@ from small_run import SMALL
 from transformer_xl.checkpoint import RunFolder, load_checkpoint
 from transformer_xl.cli import main
 from transformer_xl.files import TEMPORARY
-from transformer_xl.training import loop
 
 ERRORS = {"full": errno.ENOSPC, "read-only": errno.EROFS, "broken": errno.EIO}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_curve", lambda run, unit: None)
-        yield
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 @pytest.fixture(scope="module")

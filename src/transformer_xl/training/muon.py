@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): a matrix moves by its momentum made orthogonal, so that no direction is left behind; all else moves as AdamW moves it.
 
 The step of a matrix is as large as AdamW's would be (Liu et al. 2025), so one learning rate serves both. Our own rather than torch.optim.Muon, which computes
-in bfloat16 whatever the device, far slower on processors that have none, and leaves all that is no matrix to somebody else.
+in bfloat16 whatever the device and leaves all that is no matrix to somebody else.
 """
 
 import math
