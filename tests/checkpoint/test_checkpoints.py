@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,15 @@ def copied(trained_run, tmp_path) -> Path:
 def test_files_are_safetensors_and_json_alone(trained_run):
     folder = RunFolder(trained_run).chosen_checkpoint()
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".safetensors", ".json", ".txt"}
+
+
+@pytest.mark.parametrize("kind", ["trained_run", "recurrent_run"])
+def test_loading_never_imports_the_compiler(kind, request):
+    """It takes longer than all the rest of loading and generating."""
+    words = ["generate", str(request.getfixturevalue(kind)), "--prompt", "a", "--tokens", "3"]
+    code = f"import sys; from transformer_xl.cli import main; assert main({words!r}) == 0; assert 'torch._dynamo' not in sys.modules"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
 
 
 @pytest.mark.parametrize(

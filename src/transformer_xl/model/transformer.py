@@ -169,7 +169,10 @@ class TransformerXL(nn.Module):
         self.auxiliary_classifiers = nn.ModuleList(
             nn.Linear(config.d_model, config.vocabulary) for _ in range(config.auxiliary_targets)
         )
-        self.initialise()
+        if (
+            not self.vocabulary.bias_V.is_meta
+        ):  # nothing there to draw, for which torch would import its compiler: 1.8 s
+            self.initialise()
 
     def initialise(self) -> None:
         """As published: every weight normal, biases 0, LayerNorm weights around 1."""
