@@ -12,7 +12,7 @@ from torchrun import checkpoint_of, launch
 from transformer_xl.model import build_model
 from transformer_xl.training import loop, train
 from transformer_xl.training.footprint import weights_of
-from transformer_xl.training.muon import MOMENTUM, orthogonal
+from transformer_xl.training.muon import MOMENTUM, TURNS, orthogonal
 from transformer_xl.training.optimisation import build_optimiser, set_rate
 
 RUN = replace(
@@ -40,12 +40,14 @@ def test_a_gradient_of_nothing_moves_nothing():
     assert torch.equal(orthogonal(torch.zeros(4, 6)), torch.zeros(4, 6))
 
 
-def oracle(weight, gradients, *, rate, decay):
-    """One matrix alone, with its decomposition in place of the polynomial."""
+def oracle(weight, gradients, *, turn, rate, decay):
+    """One matrix alone, with its decomposition in place of the polynomial; it moves where its turn is 0."""
     momentum = torch.zeros_like(weight)
-    for gradient in gradients:
+    for step, gradient in enumerate(gradients):
         momentum = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
         ahead = MOMENTUM * momentum + (1 - MOMENTUM) * gradient
+        if (turn + step) % TURNS:
+            continue
         left, _, right = torch.linalg.svd(ahead, full_matrices=False)
         weight = weight * (1 - rate * decay) - rate * 0.2 * math.sqrt(max(weight.shape)) * (left @ right)
     return weight
@@ -55,7 +57,7 @@ def test_matrices_move_by_their_momentum_made_orthogonal_and_all_else_as_adamw()
     torch.manual_seed(0)
     model, training = build_model(RUN.model).double(), RUN.training
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    gradients = [{name: torch.randn_like(weight) for name, weight in before.items()} for _ in range(4)]
+    gradients = [{name: torch.randn_like(weight) for name, weight in before.items()} for _ in range(5)]
     optimiser = build_optimiser(model, training)
     for step in gradients:
         set_rate(optimiser, training.learning_rate)
@@ -80,7 +82,8 @@ def test_matrices_move_by_their_momentum_made_orthogonal_and_all_else_as_adamw()
             expected = oracle(
                 before[name],
                 [step[name] for step in gradients],
-                rate=training.learning_rate,
+                turn=orthogonalised,
+                rate=TURNS * training.learning_rate,
                 decay=training.weight_decay,
             )
             moved = (weight - before[name]).norm()

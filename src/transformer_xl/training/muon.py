@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): a matrix moves by its momentum made orthogonal, so that no direction is left behind; all else moves as AdamW moves it.
 
 The step of a matrix is as large as AdamW's would be (Liu et al. 2025), so one learning rate serves both. Our own rather than torch.optim.Muon, which computes
-in bfloat16 whatever the device and leaves all that is no matrix to somebody else.
+in bfloat16 whatever the device, leaves all that is no matrix to somebody else, and moves every matrix at every step.
 """
 
 import math
@@ -14,6 +14,8 @@ from torch.optim import AdamW, Optimizer
 from transformer_xl.training.ranks import full, sharded
 
 MOMENTUM = 0.95
+TURNS = 2
+"""A matrix moves at every second step, twice as far: making it orthogonal is what costs, and momentum hardly turns in one step."""
 ADAM_SIZE = 0.2
 """The root mean square of AdamW's steps, as they measured it."""
 POLYNOMIALS = (
@@ -45,16 +47,20 @@ class Muon(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         self.adam.step()
         matrices = self.param_groups[0]
-        for weight in matrices["params"]:
+        rate = TURNS * matrices["lr"]
+        for number, weight in enumerate(matrices["params"]):
             if weight.grad is None:
                 continue
             state = self.state[weight]
             if not state:
-                state["momentum"] = torch.zeros_like(weight)
+                state["step"], state["momentum"] = torch.zeros(()), torch.zeros_like(weight)
             momentum = state["momentum"].lerp_(weight.grad, 1 - MOMENTUM)
-            way = orthogonal(full(torch.lerp(weight.grad, momentum, MOMENTUM)))
-            weight.mul_(1 - matrices["lr"] * matrices["weight_decay"])
-            weight.add_(sharded(way, like=weight), alpha=-matrices["lr"] * ADAM_SIZE * math.sqrt(max(weight.shape)))
+            turn = number + int(state["step"])
+            state["step"] += 1
+            if turn % TURNS == 0:
+                way = orthogonal(full(torch.lerp(weight.grad, momentum, MOMENTUM)))
+                weight.mul_(1 - rate * matrices["weight_decay"])
+                weight.add_(sharded(way, like=weight), alpha=-rate * ADAM_SIZE * math.sqrt(max(weight.shape)))
 
 
 def orthogonal(matrix_RC: Tensor) -> Tensor:
