@@ -56,8 +56,8 @@ def recurrent_run(byte_store, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def without_pictures():
-    """Drawing takes longer than the smallest runs, and changes no weight."""
+def without_pictures(trained_run):
+    """Drawing takes longer than the smallest runs, and changes no weight. The run that everybody shares is made first, with its picture."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformer_xl.training.loop.draw_curve", lambda run, unit: None)
         yield

@@ -10,19 +10,17 @@ import pytest
 from small_run import SMALL
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError
-from transformer_xl.training import loop, train
+from transformer_xl.training import train
 from transformer_xl.training.resuming import newest_sound_checkpoint
 
 WAYS = ("a bit", "a byte", "cut short", "longer", "empty", "zeros inside", "gone", "another's", "swapped pieces")
 
 
 @pytest.fixture(scope="module")
-def run(byte_store, tmp_path_factory) -> Path:
+def run(byte_store, tmp_path_factory, without_pictures) -> Path:
     """Checkpoints at steps 10 and 20."""
     folder = tmp_path_factory.mktemp("damaged") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_curve", lambda run, unit: None)
-        train(SMALL, store=byte_store, folder=folder)
+    train(SMALL, store=byte_store, folder=folder)
     return folder
 
 

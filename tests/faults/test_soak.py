@@ -62,9 +62,8 @@ class Watch:
         assert len(set(self.files)) == 1
 
 
-def test_twenty_thousand_steps(byte_store, tmp_path, monkeypatch):
+def test_twenty_thousand_steps(byte_store, tmp_path, monkeypatch, without_pictures):
     watch, take_step = Watch(STEPS), loop.take_step
-    monkeypatch.setattr(loop, "draw_curve", lambda run, unit: None)
 
     def watched(session, segment):
         watch.look(session.step)

@@ -10,7 +10,7 @@ from torch.optim import AdamW
 from small_run import SMALL
 from torchrun import checkpoint_of, launch
 from transformer_xl.model import build_model
-from transformer_xl.training import loop, train
+from transformer_xl.training import train
 from transformer_xl.training.footprint import weights_of
 from transformer_xl.training.muon import MOMENTUM, TURNS, orthogonal
 from transformer_xl.training.optimisation import build_optimiser, set_rate
@@ -122,11 +122,10 @@ def test_it_keeps_one_number_for_a_weight_of_a_matrix():
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_are_one(parallel, byte_store, tmp_path, monkeypatch):
+def test_two_ranks_are_one(parallel, byte_store, tmp_path, without_pictures):
     """Where singular values are almost 0, orthogonalising makes more of rounding than Adam does; sharded matrices are gathered whole."""
     from safetensors.torch import load_file
 
-    monkeypatch.setattr(loop, "draw_curve", lambda run, unit: None)
     train(RUN, store=byte_store, folder=tmp_path / "one")
     answer = launch(RUN, byte_store, tmp_path / "two", "--parallel", parallel)
     assert answer.returncode == 0, answer.stderr

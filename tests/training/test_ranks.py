@@ -32,7 +32,7 @@ from transformer_xl.checkpoint import RunFolder
 from transformer_xl.cli import main
 from transformer_xl.config import EvaluationConfig, RecurrentConfig, RunConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.training import loop, train
+from transformer_xl.training import train
 from transformer_xl.training.ranks import Ranks, only_this_attempt
 from transformer_xl.training.recording import read_metrics
 from transformer_xl.training.session import Session
@@ -66,11 +66,9 @@ def deterministic(word_config) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def one_rank(deterministic, word_store, tmp_path_factory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_curve", lambda run, unit: None)
-        folder = tmp_path_factory.mktemp("one") / "run"
-        train(deterministic, store=word_store, folder=folder)
+def one_rank(deterministic, word_store, tmp_path_factory, without_pictures) -> Path:
+    folder = tmp_path_factory.mktemp("one") / "run"
+    train(deterministic, store=word_store, folder=folder)
     return folder
 
 

@@ -10,6 +10,8 @@ from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training import loop, train
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 EVERYTHING = replace(
     SMALL,
     model=replace(
@@ -42,14 +44,6 @@ VARIANTS = {
         training=replace(EVERYTHING.training, checkpoint_activations=True, precision="bfloat16", optimiser="muon"),
     ),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def without_pictures(trained_run):
-    """Drawing takes longer than these runs, and changes no weight."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "draw_curve", lambda run, unit: None)
-        yield
 
 
 def stop_after(monkeypatch, steps, number=signal.SIGTERM):

@@ -92,9 +92,7 @@ class Recurrent(nn.Module):
         self.embedding_dropout = Dropout(config.dropout_rate("embedding"), locked=True)
         self.hidden_dropout = Dropout(config.dropout_rate("hidden"), locked=True)
         self.output_dropout = Dropout(config.dropout_rate("output"), locked=True)
-        if (
-            not self.vocabulary.bias_V.is_meta
-        ):  # nothing there to draw, for which torch would import its compiler: 1.8 s
+        if not self.vocabulary.bias_V.is_meta:  # where torch would import its compiler, 1.8 s, to draw nothing
             self.initialise()
 
     def _layers(self) -> list[nn.Module]:

@@ -169,9 +169,7 @@ class TransformerXL(nn.Module):
         self.auxiliary_classifiers = nn.ModuleList(
             nn.Linear(config.d_model, config.vocabulary) for _ in range(config.auxiliary_targets)
         )
-        if (
-            not self.vocabulary.bias_V.is_meta
-        ):  # nothing there to draw, for which torch would import its compiler: 1.8 s
+        if not self.vocabulary.bias_V.is_meta:  # where torch would import its compiler, 1.8 s, to draw nothing
             self.initialise()
 
     def initialise(self) -> None:
