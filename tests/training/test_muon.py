@@ -9,7 +9,8 @@ from torch.optim import AdamW
 
 from small_run import SMALL
 from torchrun import checkpoint_of, launch
-from transformer_xl.model import build_model
+from transformer_xl.model import build_model, parameter_count
+from transformer_xl.presets import find_preset
 from transformer_xl.training import train
 from transformer_xl.training.footprint import weights_of
 from transformer_xl.training.muon import MOMENTUM, TURNS, orthogonal
@@ -118,6 +119,16 @@ def test_it_keeps_one_number_for_a_weight_of_a_matrix():
     )
     estimates = [weights_of(run, devices=1, parallel="ddp") for run in (adam, RUN)]
     assert estimates[0] - estimates[1] == 4 * matrices
+
+
+@pytest.mark.parametrize("kind", ["byte", "word"])
+def test_modern_presets_are_of_the_size_of_what_they_are_compared_with(kind):
+    """The paper's post-norm of the same lengths; the final norm is all they have more."""
+    modern, tiny = (find_preset(f"{family}-{kind}").run for family in ("modern", "tiny"))
+    paper = replace(tiny.model, norm="post", final_norm=False)
+    assert parameter_count(modern.model) - parameter_count(paper) == 2 * paper.d_model
+    assert modern.model.memory == paper.memory
+    assert (modern.training.segment, modern.evaluation) == (tiny.training.segment, tiny.evaluation)
 
 
 @pytest.mark.timeout(600)
