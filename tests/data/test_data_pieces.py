@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -125,8 +126,11 @@ if __name__ == "__main__":
 def test_workers_go_when_their_parent_does(tmp_path, how):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
+    hears = partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # even where the suite runs in the background, deaf to it
     with subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears
     ) as parent:
         workers = {int(parent.stdout.readline()) for _ in range(200)}
         parent.send_signal(how)
