@@ -126,9 +126,8 @@ if __name__ == "__main__":
 def test_workers_go_when_their_parent_does(tmp_path, how):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    hears = partial(
-        signal.signal, signal.SIGINT, signal.SIG_DFL
-    )  # even where the suite runs in the background, deaf to it
+    # A shell makes what it runs in the background deaf to SIGINT; where that is the suite, the parent must hear it all the same.
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
         [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears
     ) as parent:
