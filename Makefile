@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.installed
 
-.PHONY: demo test test-faults test-soak check clean chromium
+.PHONY: demo test test-faults test-soak test-sanitizers check clean chromium
 
 demo: $(READY)
 	$(BIN)/txl demo
@@ -20,6 +20,14 @@ test-faults: $(READY)
 # For the night: 20,000 steps and 1,000,000 tokens, with memory and open files watched.
 test-soak: $(READY)
 	$(FAULTS) tests/faults/test_soak.py
+
+# The kernels' tests with every access and every piece of arithmetic of the kernels watched (several times slower). Python and torch are not built
+# so, hence the runtimes are loaded first, and leaks, which would be Python's, are not counted.
+SANITIZED = tests/native tests/inference tests/model tests/generation/test_generation.py
+test-sanitizers: $(READY)
+	TXL_SANITIZE=address,undefined OMP_NUM_THREADS=2 HYPOTHESIS_MAX_EXAMPLES=20 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
+	$(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED)
 
 check: $(READY)
 	$(BIN)/ruff format --check src tests

@@ -11,8 +11,8 @@ from serving_helpers import events, in_thread
 
 import transformer_xl as txl
 from small_run import SMALL
+from transformer_xl import native
 from transformer_xl.config import EvaluationConfig
-from transformer_xl.inference import kernels
 from transformer_xl.serving.limits import Limits
 from transformer_xl.training import train
 
@@ -156,7 +156,7 @@ def test_models_without_memory_are_served_too(byte_store, tmp_path):
 
 
 def test_a_fixed_seed_gives_the_same_text_alone_and_among_64_others(trained_run):
-    if not kernels.usable(torch.zeros(1)):
+    if not native.usable(torch.zeros(1)):
         pytest.skip("torch's own products differ in their last bit with the number of lanes")
     with in_thread(trained_run, limits=Limits(admitted=128)) as server:
         asked = {"max_tokens": 48, "seed": 11, "temperature": 1.0}

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import atomic_file
-from transformer_xl.inference import kernels
 from transformer_xl.inference.panels import Panels
 from transformer_xl.inference.reader import Reader, reading_saved
 from transformer_xl.inference.weights import Linear, WeightKind
@@ -34,7 +34,6 @@ Sight = Literal["last", "segment"]
 the token. A model with `same_length` keeps its own."""
 ROOM = 512
 """Positions of a buffer beyond its memory, or half the memory if that is more: so many tokens pass between two moves."""
-UNLIMITED = 1 << 40
 
 
 def kept_bytes(config: ModelConfig, *, lanes: int) -> int:
@@ -73,13 +72,14 @@ class Engine(Reader):
             raise InputError(f"weights: 'int8' is for float32 models, and this one is {like.dtype}; take 'exact'")
         self.model = model
         self.sight = sight
-        self._compiled = kernels.usable(like)
+        self._compiled = native.usable(like)
         self.linear = Linear(weights, compiled=self._compiled)
         self.valid_B = torch.zeros(lanes, dtype=torch.int64)
         """How many kept positions of each lane are real."""
         self.read_B = torch.zeros(lanes, dtype=torch.int64)
         self.last_hidden_BD = None
         self._layers = cast(list[Layer], list(model.layers))
+        self._weights_at = like.data_ptr()
         self._end = self.memory
         shape = (lanes, config.n_head, room(self.memory), config.d_head)
         self._keys = [like.new_zeros(shape) for _ in range(config.n_layer)]
@@ -88,7 +88,7 @@ class Engine(Reader):
         """The buffers of keys, then of values, with lanes to spare: `_keys` and `_values` are their first lanes. Empty where there are none to spare."""
         self._distances: list[Distances] = []
         self._panels: Panels | None = None
-        self._table: tuple[kernels.Sizes, Tensor] | None = None
+        self._table: native.Layers | None = None
         self.reset(range(lanes))
 
     @torch.inference_mode()
@@ -230,6 +230,8 @@ class Engine(Reader):
 
     def _read(self, tokens_BT: Tensor) -> Tensor:
         model, T = self.model, tokens_BT.shape[1]
+        if model.vocabulary.bias_V.data_ptr() != self._weights_at:
+            raise InputError("the model's weights were moved or replaced since this engine was made; make a new engine")
         self._make_room(T)
         hidden_BTD = model.encoding.enter_first(model.vocabulary.embed(tokens_BT, linear=self.linear.exact))
         hidden_BTD = self._through_kernels(hidden_BTD) if self._compiled else self._through_torch(hidden_BTD)
@@ -242,16 +244,15 @@ class Engine(Reader):
 
     def _through_kernels(self, hidden_BTD: Tensor) -> Tensor:
         T, limit, lowest_B = hidden_BTD.shape[1], self._visible_distance(), self._end - self.valid_B
-        sizes, layers_NP = self._addresses(self.memory + T if limit is None else limit + 1)
-        sizes.end = self._end
-        sizes.limit = UNLIMITED if limit is None else limit
+        layers = self._known_layers(self.memory + T if limit is None else limit + 1)
+        seen = {"end": self._end, "limit": native.UNLIMITED if limit is None else limit}
         if T == 1:
             hidden_BD = hidden_BTD[:, 0].contiguous()
-            kernels.step(sizes, self.model.config.norm_eps, layers_NP, hidden_BD, lowest_B)
+            layers.step(hidden_BD, lowest_B, eps=self.model.config.norm_eps, **seen)
             return hidden_BD[:, None]
 
         def attend(number: int, query_BTX: Tensor, key_value_BTX: Tensor) -> Tensor:
-            return kernels.attend(sizes, layers_NP[number], query_BTX, key_value_BTX, lowest_B)
+            return layers.attend(number, query_BTX, key_value_BTX, lowest_B, **seen)
 
         for number in range(len(self._layers)):
             hidden_BTD = self._layer(number, hidden_BTD, attend)
@@ -329,8 +330,8 @@ class Engine(Reader):
             self._distances = self.model.encoding.distances(max(length, self.memory + self.chunk))
         return self._distances[layer].nearest(length)
 
-    def _addresses(self, distances: int) -> tuple[kernels.Sizes, Tensor]:
-        """Where the kernels find everything, for this many distances: made anew only when something moved."""
+    def _known_layers(self, distances: int) -> native.Layers:
+        """What the kernels read, for this many distances: made anew only when something moved."""
         farthest = self.model.encoding.farthest
         distances = distances if farthest is None else farthest + 1
         if self._panels is None or self._panels.distances < distances:
@@ -340,27 +341,28 @@ class Engine(Reader):
             self._table = self._make_table(self._panels)
         return self._table
 
-    def _make_table(self, panels: Panels) -> tuple[kernels.Sizes, Tensor]:
-        config, address = self.model.config, kernels.address
-        rows = []
+    def _make_table(self, panels: Panels) -> native.Layers:
+        config, stored = self.model.config, self.linear.stored
+        matrices, others = [], []
         for number, layer in enumerate(self._layers):
-            linears = (layer.query, layer.key_value, layer.attention_output, layer.inner, layer.outer)
-            row = [address(part) for linear in linears for part in self.linear.stored(linear.weight)]
-            row += [address(linear.bias) for linear in (layer.inner, layer.outer)]
-            for norm in (layer.attention_norm, layer.feed_forward_norm):
-                row += [address(norm.weight), address(norm.bias)]
-            row += [address(self._keys[number]), address(self._values[number])]
-            rows.append(row + [address(part) for part in panels.layers[number]])
-        sizes = kernels.Sizes(
-            layers=config.n_layer,
+            linears = {"query": layer.query, "key_value": layer.key_value, "output": layer.attention_output}
+            linears |= {"inner": layer.inner, "outer": layer.outer}
+            matrices.append({name: stored(linear.weight) for name, linear in linears.items()})
+            parts: dict[str, Tensor | None] = {"inner_bias": layer.inner.bias, "outer_bias": layer.outer.bias}
+            for name, norm in (("attention_norm", layer.attention_norm), ("feed_norm", layer.feed_forward_norm)):
+                parts |= {name: norm.weight, f"{name}_bias": norm.bias}
+            parts |= {"keys": self._keys[number], "values": self._values[number]}
+            others.append(parts | panels.layers[number])
+        return native.Layers(
+            matrices,
+            others,
+            dtype=self._keys[0].dtype,
+            distances=panels.distances,
+            pre_norm=config.norm == "pre",
             lanes=self.lanes,
             heads=config.n_head,
             width=config.d_head,
             model=config.d_model,
             inner=config.d_inner,
             room=self._keys[0].shape[2],
-            distances=panels.distances,
-            panels=panels.count,
-            pre_norm=config.norm == "pre",
         )
-        return sizes, torch.tensor(rows, dtype=torch.int64)

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from transformer_xl import native
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import atomic_file
-from transformer_xl.inference import kernels
 from transformer_xl.inference.reader import Reader, reading_saved
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import Recurrent, RecurrentState
@@ -23,7 +23,7 @@ class RecurrentEngine(Reader):
         if lanes < 1:
             raise InputError(f"an engine of {lanes} lanes cannot be; give at least 1")
         self.model = model
-        self.linear = Linear("exact", compiled=kernels.usable(model.vocabulary.bias_V))
+        self.linear = Linear("exact", compiled=native.usable(model.vocabulary.bias_V))
         self.state = model.start_memory(lanes)
         self.read_B = torch.zeros(lanes, dtype=torch.int64)
         self.last_hidden_BD = None

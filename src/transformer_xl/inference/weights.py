@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer_xl.inference import kernels
+from transformer_xl import native
 
 WeightKind = Literal["exact", "int8"]
-FEW = 64
-"""Up to so many vectors the kernels are faster than torch, and a vector's result is the same bits whatever the others are."""
 
 
 class Linear:
@@ -20,8 +18,9 @@ class Linear:
     def __init__(self, kind: WeightKind, *, compiled: bool) -> None:
         self.kind = kind
         self.compiled = compiled
-        self._bytes: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
-        self._turned: dict[tuple[int, torch.Size], Tensor] = {}
+        self._bytes: dict[tuple[int, torch.Size], tuple[Tensor, Tensor, Tensor]] = {}
+        self._turned: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
+        """By where a matrix lies; each ends with the matrix itself, so that no other can come to lie there."""
 
     def __call__(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return self._product(x, *self.stored(weight_OI), bias_O)
@@ -31,9 +30,9 @@ class Linear:
         return self._product(x, weight_OI.detach(), None, bias_O)
 
     def _product(self, x: Tensor, kept_OI: Tensor, scale_O: Tensor | None, bias_O: Tensor | None) -> Tensor:
-        if self.compiled and 0 < x.numel() <= FEW * kept_OI.shape[1]:
+        if self.compiled and 0 < x.numel() <= native.FEW * kept_OI.shape[1]:
             rows_PI = x.reshape(-1, x.shape[-1]).contiguous()
-            out_PO = kernels.linear(rows_PI, self._contiguous(kept_OI), scale_O, bias_O)
+            out_PO = native.linear(rows_PI, self._contiguous(kept_OI), scale_O, bias_O)
             return out_PO.view(*x.shape[:-1], -1)
         return F.linear(x, kept_OI if scale_O is None else kept_OI * scale_O[:, None], bias_O)
 
@@ -43,8 +42,8 @@ class Linear:
             return kept_OI
         key = (kept_OI.data_ptr(), kept_OI.shape)
         if key not in self._turned:
-            self._turned[key] = kept_OI.contiguous()
-        return self._turned[key]
+            self._turned[key] = (kept_OI.contiguous(), kept_OI)
+        return self._turned[key][0]
 
     def stored(self, weight_OI: Tensor) -> tuple[Tensor, Tensor | None]:
         """The matrix as it is read: itself and no scale, or bytes and a scale for each row. A transposed view is small and stays exact."""
@@ -53,5 +52,6 @@ class Linear:
         key = (weight_OI.data_ptr(), weight_OI.shape)
         if key not in self._bytes:
             scale_O = (weight_OI.detach().abs().amax(dim=1) / 127).clamp(min=1e-12)
-            self._bytes[key] = ((weight_OI.detach() / scale_O[:, None]).round().to(torch.int8), scale_O)
-        return self._bytes[key]
+            bytes_OI = (weight_OI.detach() / scale_O[:, None]).round().to(torch.int8)
+            self._bytes[key] = (bytes_OI, scale_O, weight_OI)
+        return self._bytes[key][:2]

@@ -6,7 +6,6 @@ added up: for the paper's 267,735 words 439 MB each. Here every row is written o
     backward   loss: writes all rows into one tensor, and keeps it     embedding: adds the rows that were read, and hands it over
 """
 
-import ctypes
 from typing import Any
 
 import torch
@@ -15,10 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl import native
 from transformer_xl.model.protocol import NOT_A_TARGET
-from transformer_xl.native import at
-
-FEW = 64
-"""Up to so many vectors the kernels multiply faster by a large matrix than torch: reading the matrix is the work, and they read it once."""
 
 
 class TableGradient:
@@ -148,26 +143,22 @@ class _AdaptiveLoss(torch.autograd.Function):
 
 
 def _linear(x_PE: Tensor, matrix_VE: Tensor, bias_V: Tensor) -> Tensor:
-    if not (0 < len(x_PE) <= FEW and native.usable(x_PE)):
-        return torch.addmm(bias_V, x_PE, matrix_VE.t())
-    (P, E), V = x_PE.shape, len(matrix_VE)
-    out_PV = x_PE.new_empty(P, V)
-    places = (matrix_VE, None, bias_V, x_PE, out_PV)
-    native.call("linear", x_PE.dtype, *(at(part) for part in places), *(ctypes.c_int64(size) for size in (P, V, E)))
-    return out_PV
+    if _few(x_PE) and len(x_PE):
+        return native.linear(x_PE, matrix_VE, None, bias_V)
+    return torch.addmm(bias_V, x_PE, matrix_VE.t())
 
 
 def _back(gradient_PV: Tensor, x_PE: Tensor, matrix_VE: Tensor, matrix_gradient_VE: Tensor) -> Tensor:
     """The gradient of what was multiplied; that of the matrix is written where it shall stand."""
-    if not (len(x_PE) <= FEW and native.usable(x_PE)):
-        torch.mm(gradient_PV.t(), x_PE, out=matrix_gradient_VE)
-        return gradient_PV @ matrix_VE
-    (P, E), V = x_PE.shape, len(matrix_VE)
-    found_PE = torch.empty_like(x_PE)
-    places = (gradient_PV, x_PE, matrix_VE, matrix_gradient_VE, found_PE)
-    sizes = (ctypes.c_int64(size) for size in (P, V, E))
-    native.call("few_backward", x_PE.dtype, *(at(part) for part in places), *sizes)
-    return found_PE
+    if _few(x_PE):
+        return native.few_backward(gradient_PV, x_PE, matrix_VE, matrix_gradient_VE)
+    torch.mm(gradient_PV.t(), x_PE, out=matrix_gradient_VE)
+    return gradient_PV @ matrix_VE
+
+
+def _few(x_PE: Tensor) -> bool:
+    """Then the kernels are faster than torch: reading a large matrix is the work, and they read it once."""
+    return len(x_PE) <= native.FEW and native.usable(x_PE)
 
 
 def _cross_entropy(logits_PV: Tensor, column_P: Tensor) -> tuple[Tensor, Tensor]:

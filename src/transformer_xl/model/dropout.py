@@ -1,6 +1,5 @@
 """Dropout where the original has it, each either drawn anew for every position or locked over time (variational)."""
 
-import ctypes
 from typing import Any
 
 import torch
@@ -55,18 +54,18 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, rate: float, seed: int) -> Tensor:
         ctx.rate, ctx.seed = rate, seed
-        return _drop(values, rate, seed)
+        return native.drop(values, rate, seed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _drop(gradient.contiguous(), ctx.rate, ctx.seed), None, None
+        return native.drop(gradient.contiguous(), ctx.rate, ctx.seed), None, None
 
 
 class _ReluDrop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, rate: float, seed: int) -> Tensor:
-        result = _drop(values, rate, seed, name="relu_drop")
+        result = native.drop(values, rate, seed, relu=True)
         ctx.rate = rate
         ctx.save_for_backward(result)
         return result
@@ -75,20 +74,7 @@ class _ReluDrop(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (result,) = ctx.saved_tensors
-        found = torch.empty_like(result)
-        places = (native.at(result), native.at(gradient.contiguous()), native.at(found))
-        native.call(
-            "relu_drop_backward", found.dtype, *places, ctypes.c_int64(found.numel()), ctypes.c_double(ctx.rate)
-        )
-        return found, None, None
-
-
-def _drop(values: Tensor, rate: float, seed: int, *, name: str = "drop") -> Tensor:
-    result = torch.empty_like(values)
-    count = ctypes.c_int64(values.numel())
-    places = (native.at(values), native.at(result), count, ctypes.c_double(rate), ctypes.c_uint64(seed))
-    native.call(name, values.dtype, *places)
-    return result
+        return native.relu_drop_backward(result, gradient.contiguous(), ctx.rate), None, None
 
 
 def word_dropout(tokens_BT: Tensor, *, rate: float, vocabulary: int, like: Tensor) -> Tensor:

@@ -5,6 +5,8 @@
 // Relative keys are [H, panel, K, P]: panel p holds the distances pP + P-1 down to pP, so that scores by distance stand in the order of the
 // keys. Distances past the last one read the last one (the clamp).
 
+#include <optional>
+
 #include "vectors.h"
 
 namespace {
@@ -17,7 +19,7 @@ struct Operand {
   V<T> tail;
   i64 size, whole;
 
-  void take(const T* from, i64 length) {
+  void take(const T* from, i64 length) {  // allocates nothing once it has room
     constexpr int W = Wide<T>::width;
     size = length;
     values.assign(from, from + length);
@@ -143,9 +145,27 @@ struct Matrix {
   const float* scale;  // null: exact
 };
 
+constexpr i64 MANY = 11;  // lanes from which on they are the vector axis
+
+// The vectors of all lanes, and room to lay them out by lanes: one thread's, allocated before the work begins.
+template <class T>
+struct Operands {
+  std::vector<Operand<T>> x;
+  std::vector<Packed<T>> groups;
+
+  Operands(i64 lanes, i64 longest) : x(lanes) {
+    constexpr i64 P = Packed<T>::P;
+    for (auto& one : x) one.values.reserve(longest);
+    if (lanes >= MANY) groups.resize((lanes + P - 1) / P);
+    for (auto& group : groups) group.values.reserve(longest * P);
+  }
+};
+
 // Calls use(lane, row, value) for this thread's share of rows.
 template <class T, class Use>
-void multiply(const Matrix<T>& matrix, i64 first, i64 last, const std::vector<Operand<T>>& x, const Use& use) {
+void multiply(const Matrix<T>& matrix, i64 first, i64 last, Operands<T>& operands, const Use& use) {
+  const std::vector<Operand<T>>& x = operands.x;
+  std::vector<Packed<T>>& groups = operands.groups;
   const i64 B = x.size(), columns = x[0].size;
   auto block = [&]<int R, int L>(i64 row, i64 lane) {
     T out[L][R];
@@ -161,9 +181,8 @@ void multiply(const Matrix<T>& matrix, i64 first, i64 last, const std::vector<Op
     for (int l = 0; l < L; ++l)
       for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r]);
   };
-  constexpr i64 MANY = 11, P = 2 * Wide<T>::width;
+  constexpr i64 P = Packed<T>::P;
   if (B >= MANY && !matrix.scale && columns >= Wide<T>::width) {
-    std::vector<Packed<T>> groups((B + P - 1) / P);
     for (i64 lane = 0; lane < B; lane += P) groups[lane / P].take(&x[lane], std::min(P, B - lane));
     auto rows = [&]<int R>(i64 row) {
       for (i64 lane = 0; lane < B; lane += P)
@@ -335,92 +354,138 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
   }
 }
 
-// hidden: [B, D], embeddings in, the last layer's output out. `lowest`: the first kept position of each lane that is real and seen.
+// What all threads of a step share.
 template <class T>
-void step(const Sizes& z, double eps, const Layer<T>* layers, T* hidden, const i64* lowest, int threads) {
-  const i64 B = z.lanes, D = z.model, HK = z.heads * z.width, F = z.inner, K = z.width;
-  std::vector<T> query(B * HK), mixed(B * HK), added(B * D), inner(B * F);
-#pragma omp parallel num_threads(threads)
-  {
-    // Each thread normalises for itself: cheaper than waiting for one that does it for all.
-    std::vector<Operand<T>> x(B);
-    std::vector<T> own(hidden, hidden + B * D), prepared(D);
-    const i64 group = std::clamp<i64>(B * z.heads / (4 * threads), 1, MR), groups = (B + group - 1) / group;  // lanes that look back together
-    std::vector<T> scores(z.end + 1), position(group * z.panels * 2 * Wide<T>::width), biased(group * K);
-    Operand<T> operand;
-    for (i64 n = 0; n < z.layers; ++n) {
-      const Layer<T>& layer = layers[n];
-      auto take = [&](const T* norm, const T* bias) {
-        for (i64 b = 0; b < B; ++b) {
-          if (norm) normalise(&own[b * D], prepared.data(), norm, bias, D, eps);
-          x[b].take(norm ? prepared.data() : &own[b * D], D);
-        }
-      };
-      // Every thread takes up what was added; after a part of a post-norm layer comes its norm.
-      auto join = [&](const T* norm, const T* bias) {
-        for (i64 b = 0; b < B; ++b) {
-          for (i64 i = 0; i < D; ++i) own[b * D + i] += added[b * D + i];
-          if (norm) normalise(&own[b * D], &own[b * D], norm, bias, D, eps);
-        }
-      };
-      take(z.pre_norm ? layer.attention_norm : nullptr, layer.attention_norm_bias);
-      Share rows = share(HK);
-      multiply<T>(layer.query, rows.first, rows.last, x, [&](i64 b, i64 row, T value) { query[b * HK + row] = value; });
-      rows = share(2 * HK);
-      multiply<T>(layer.key_value, rows.first, rows.last, x, [&](i64 b, i64 row, T value) {
-        T* kept = row < HK ? layer.keys : layer.values;
-        const i64 at = row < HK ? row : row - HK;
-        kept[((b * z.heads + at / K) * z.room + z.end) * K + at % K] = value;
-      });
+struct Shared {
+  const Sizes& z;
+  double eps;
+  const i64* lowest;
+  std::vector<T> query, mixed, added, inner;
+
+  Shared(const Sizes& z, double eps, const i64* lowest)
+      : z(z), eps(eps), lowest(lowest), query(z.lanes * z.heads * z.width), mixed(query.size()), added(z.lanes * z.model),
+        inner(z.lanes * z.inner) {}
+
+  i64 from(i64 b) const { return std::max(lowest[b], z.end - z.limit); }
+};
+
+// One thread's part of a step. Everything is allocated here: threads wait for each other on the way, and none may fail there.
+template <class T>
+struct Stepper {
+  Shared<T>& s;
+  const Sizes& z;
+  const i64 B, D, HK, F, K;
+  const i64 group, groups;  // lanes that look back together
+  Operands<T> operands;
+  std::vector<T> own, prepared, scores, position, biased;  // each thread normalises for itself: cheaper than waiting for one that does it for all
+  Operand<T> operand;
+
+  Stepper(Shared<T>& s, const T* hidden, int threads)
+      : s(s), z(s.z), B(z.lanes), D(z.model), HK(z.heads * z.width), F(z.inner), K(z.width),
+        group(std::clamp<i64>(B * z.heads / (4 * threads), 1, MR)), groups((B + group - 1) / group),
+        operands(B, std::max({D, HK, F})), own(hidden, hidden + B * D), prepared(D), scores(z.end + 1),
+        position(group * z.panels * 2 * Wide<T>::width), biased(group * K) {
+    operand.values.reserve(K);
+  }
+
+  void take(const T* norm, const T* bias) {
+    for (i64 b = 0; b < B; ++b) {
+      if (norm) normalise(&own[b * D], prepared.data(), norm, bias, D, s.eps);
+      operands.x[b].take(norm ? prepared.data() : &own[b * D], D);
+    }
+  }
+
+  // Every thread takes up what was added; after a part of a post-norm layer comes its norm.
+  void join(const T* norm, const T* bias) {
+    for (i64 b = 0; b < B; ++b) {
+      for (i64 i = 0; i < D; ++i) own[b * D + i] += s.added[b * D + i];
+      if (norm) normalise(&own[b * D], &own[b * D], norm, bias, D, s.eps);
+    }
+  }
+
+  template <class Use>
+  void times(const Matrix<T>& matrix, i64 height, const Use& use) {
+    const Share rows = share(height);
+    multiply<T>(matrix, rows.first, rows.last, operands, use);
+  }
+
+  void look(const Layer<T>& layer, i64 task) {  // one head of all lanes after another: they share its relative keys
+    const i64 head = task / groups, first = task % groups * group, last = std::min(first + group, B);
+    i64 panels = 0;
+    for (i64 b = first; b < last; ++b) panels = std::max(panels, panels_of<T>(std::min(z.end - s.from(b) + 1, z.distances)));
+    if (layer.relative)
+      score_distances(layer, z, head, &s.query[first * HK + head * K], last - first, HK, panels, biased, position.data());
+    for (i64 b = first; b < last; ++b)
+      look_back(layer, z, b, head, &s.query[b * HK + head * K], s.from(b), &s.mixed[b * HK + head * K], operand, biased, scores,
+                position.data() + (b - first) * panels * 2 * Wide<T>::width, panels);
+  }
+
+  void through(const Layer<T>& layer) {
+    take(z.pre_norm ? layer.attention_norm : nullptr, layer.attention_norm_bias);
+    times(layer.query, HK, [&](i64 b, i64 row, T value) { s.query[b * HK + row] = value; });
+    times(layer.key_value, 2 * HK, [&](i64 b, i64 row, T value) {
+      T* kept = row < HK ? layer.keys : layer.values;
+      const i64 at = row < HK ? row : row - HK;
+      kept[((b * z.heads + at / K) * z.room + z.end) * K + at % K] = value;
+    });
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
-      for (i64 task = 0; task < z.heads * groups; ++task) {  // one head of all lanes after another: they share its relative keys
-        const i64 head = task / groups, first = task % groups * group, last = std::min(first + group, B);
-        auto from = [&](i64 b) { return std::max(lowest[b], z.end - z.limit); };
-        i64 panels = 0;
-        for (i64 b = first; b < last; ++b) panels = std::max(panels, panels_of<T>(std::min(z.end - from(b) + 1, z.distances)));
-        if (layer.relative)
-          score_distances(layer, z, head, &query[first * HK + head * K], last - first, HK, panels, biased, position.data());
-        for (i64 b = first; b < last; ++b)
-          look_back(layer, z, b, head, &query[b * HK + head * K], from(b), &mixed[b * HK + head * K], operand, biased, scores,
-                    &position[(b - first) * panels * 2 * Wide<T>::width], panels);
-      }
-      for (i64 b = 0; b < B; ++b) x[b].take(&mixed[b * HK], HK);
-      rows = share(D);
-      multiply<T>(layer.output, rows.first, rows.last, x, [&](i64 b, i64 row, T value) { added[b * D + row] = value; });
+    for (i64 task = 0; task < z.heads * groups; ++task) look(layer, task);
+    for (i64 b = 0; b < B; ++b) operands.x[b].take(&s.mixed[b * HK], HK);
+    times(layer.output, D, [&](i64 b, i64 row, T value) { s.added[b * D + row] = value; });
 #pragma omp barrier
-      join(z.pre_norm ? nullptr : layer.attention_norm, layer.attention_norm_bias);
-      take(z.pre_norm ? layer.feed_norm : nullptr, layer.feed_norm_bias);
-      rows = share(F);
-      multiply<T>(layer.inner, rows.first, rows.last, x, [&](i64 b, i64 row, T value) {
-        inner[b * F + row] = std::max(T(0), value + layer.inner_bias[row]);
-      });
+    join(z.pre_norm ? nullptr : layer.attention_norm, layer.attention_norm_bias);
+    take(z.pre_norm ? layer.feed_norm : nullptr, layer.feed_norm_bias);
+    times(layer.inner, F, [&](i64 b, i64 row, T value) { s.inner[b * F + row] = std::max(T(0), value + layer.inner_bias[row]); });
 #pragma omp barrier
-      for (i64 b = 0; b < B; ++b) x[b].take(&inner[b * F], F);
-      rows = share(D);
-      multiply<T>(layer.outer, rows.first, rows.last, x, [&](i64 b, i64 row, T value) {
-        added[b * D + row] = value + layer.outer_bias[row];
-      });
+    for (i64 b = 0; b < B; ++b) operands.x[b].take(&s.inner[b * F], F);
+    times(layer.outer, D, [&](i64 b, i64 row, T value) { s.added[b * D + row] = value + layer.outer_bias[row]; });
 #pragma omp barrier
-      join(z.pre_norm ? nullptr : layer.feed_norm, layer.feed_norm_bias);
-    }
+    join(z.pre_norm ? nullptr : layer.feed_norm, layer.feed_norm_bias);
+  }
+};
+
+// Where a lane's own past begins, and that it ends where the new positions do.
+inline bool within(const Sizes& z, i64 length, const i64* lowest) {
+  if (z.end < 0 || z.limit < 0 || length < 1 || length > z.room - z.end) return false;
+  return std::all_of(lowest, lowest + z.lanes, [&](i64 first) { return 0 <= first && first <= z.end; });
+}
+
+// hidden: [B, D], embeddings in, the last layer's output out. `lowest`: the first kept position of each lane that is real and seen.
+template <class T>
+Answer step(const Sizes& z, double eps, const Layer<T>* layers, T* hidden, const i64* lowest, int threads) {
+  if (!within(z, 1, lowest)) return OUT_OF_BOUNDS;
+  Memory memory;
+  std::optional<Shared<T>> shared;
+  memory.guard([&] { shared.emplace(z, eps, lowest); });
+  if (memory.ran_out) return NO_MEMORY;
+#pragma omp parallel num_threads(threads)
+  {
+    std::optional<Stepper<T>> mine;
+    memory.guard([&] { mine.emplace(*shared, hidden, threads); });
+#pragma omp barrier
+    if (!memory.ran_out) {  // the same answer for all threads: whoever ran out did so before the barrier
+      for (i64 n = 0; n < z.layers; ++n) mine->through(layers[n]);
 #pragma omp barrier
 #pragma omp master
-    std::copy(own.begin(), own.end(), hidden);
+      std::copy(mine->own.begin(), mine->own.end(), hidden);
+    }
   }
+  return memory.answer();
 }
 
 template <class T>
-void linear(const Matrix<T>& matrix, const T* bias, const T* x, T* out, i64 lanes, i64 rows, i64 columns, int threads) {
-  std::vector<Operand<T>> operands(lanes);
-  for (i64 b = 0; b < lanes; ++b) operands[b].take(x + b * columns, columns);
+Answer linear(const Matrix<T>& matrix, const T* bias, const T* x, T* out, i64 lanes, i64 rows, i64 columns, int threads) {
+  Memory memory;
 #pragma omp parallel num_threads(threads)
-  {
+  memory.guard([&] {
+    Operands<T> operands(lanes, columns);
+    for (i64 b = 0; b < lanes; ++b) operands.x[b].take(x + b * columns, columns);
     const Share mine = share(rows);
-    multiply<T>(matrix, mine.first, mine.last, operands, [&](i64 b, i64 row, T value) {
-      out[b * rows + row] = value + (bias ? bias[row] : T(0));
-    });
-  }
+    multiply<T>(matrix, mine.first, mine.last, operands,
+                [&](i64 b, i64 row, T value) { out[b * rows + row] = value + (bias ? bias[row] : T(0)); });
+  });
+  return memory.answer();
 }
 
 // --- many queries: tiles of scores that stay in cache, with a running softmax
@@ -589,34 +654,51 @@ void attend_head(const Layer<T>& layer, const Sizes& z, i64 length, i64 b, i64 h
 }
 
 template <class T>
-void attend(const Sizes& z, const Layer<T>& layer, i64 length, const T* queries, const T* key_value, const i64* lowest, T* out,
-            int threads) {
+Answer attend(const Sizes& z, const Layer<T>& layer, i64 length, const T* queries, const T* key_value, const i64* lowest, T* out,
+              int threads) {
+  if (!within(z, length, lowest)) return OUT_OF_BOUNDS;
+  Memory memory;
 #pragma omp parallel num_threads(threads)
   {
     Scratch<T> scratch;
 #pragma omp for schedule(dynamic, 1)
     for (i64 task = 0; task < z.heads * z.lanes; ++task)
-      attend_head(layer, z, length, task % z.lanes, task / z.lanes, queries, key_value, lowest[task % z.lanes], out,
-                  scratch);
+      memory.guard([&] {
+        attend_head(layer, z, length, task % z.lanes, task / z.lanes, queries, key_value, lowest[task % z.lanes], out, scratch);
+      });
   }
+  return memory.answer();
 }
 
 }  // namespace
 
-#define DOORS(name, T)                                                                                                        \
-  extern "C" void step_##name(const Sizes* z, double eps, const Layer<T>* layers, T* hidden, const i64* lowest, int threads) { \
-    step<T>(*z, eps, layers, hidden, lowest, threads);                                                                         \
-  }                                                                                                                           \
-  extern "C" void attend_##name(const Sizes* z, const Layer<T>* layer, i64 length, const T* queries, const T* key_value,      \
-                                const i64* lowest, T* out, int threads) {                                                     \
-    attend<T>(*z, *layer, length, queries, key_value, lowest, out, threads);                                                  \
-  }                                                                                                                           \
-  extern "C" void linear_##name(const void* weight, const float* scale, const T* bias, const T* x, T* out, i64 lanes,         \
-                                i64 rows, i64 columns, int threads) {                                                         \
-    linear<T>(Matrix<T>{weight, scale}, bias, x, out, lanes, rows, columns, threads);                                         \
+#define DOORS(name, T)                                                                                                       \
+  extern "C" int step_##name(const Sizes* z, double eps, const Layer<T>* layers, T* hidden, const i64* lowest, int threads) { \
+    return step<T>(*z, eps, layers, hidden, lowest, threads);                                                                 \
+  }                                                                                                                          \
+  extern "C" int attend_##name(const Sizes* z, const Layer<T>* layer, i64 length, const T* queries, const T* key_value,      \
+                               const i64* lowest, T* out, int threads) {                                                     \
+    return attend<T>(*z, *layer, length, queries, key_value, lowest, out, threads);                                          \
+  }                                                                                                                          \
+  extern "C" int linear_##name(const void* weight, const float* scale, const T* bias, const T* x, T* out, i64 lanes,         \
+                               i64 rows, i64 columns, int threads) {                                                         \
+    return linear<T>(Matrix<T>{weight, scale}, bias, x, out, lanes, rows, columns, threads);                                 \
   }
 
 DOORS(float32, float)
 DOORS(float64, double)
 
 extern "C" int panel_width(int bytes) { return 2 * BYTES / bytes; }
+
+using Pointers = Layer<float>;
+static_assert(sizeof(Layer<double>) == sizeof(Pointers));
+#define MATRIX(matrix) {"Layer." #matrix, offsetof(Pointers, matrix.data)}, {"Layer." #matrix "_scale", offsetof(Pointers, matrix.scale)}
+#define POINTER(field) {"Layer." #field, offsetof(Pointers, field)}
+extern "C" const Field fields_of_inference[] = {
+    MATRIX(query), MATRIX(key_value), MATRIX(output), MATRIX(inner), MATRIX(outer),
+    POINTER(inner_bias), POINTER(outer_bias), POINTER(attention_norm), POINTER(attention_norm_bias), POINTER(feed_norm),
+    POINTER(feed_norm_bias), POINTER(keys), POINTER(values), POINTER(content_bias), POINTER(position_bias), POINTER(relative),
+    POINTER(distance_bias), {"Layer", sizeof(Pointers)},
+    FIELD(Sizes, layers), FIELD(Sizes, lanes), FIELD(Sizes, heads), FIELD(Sizes, width), FIELD(Sizes, model), FIELD(Sizes, inner),
+    FIELD(Sizes, room), FIELD(Sizes, end), FIELD(Sizes, limit), FIELD(Sizes, distances), FIELD(Sizes, panels), FIELD(Sizes, pre_norm),
+    BYTES_OF(Sizes), {nullptr, 0}};

@@ -316,14 +316,22 @@ struct Head {
   }
 };
 
+// Every query sees itself at least, and nothing before the memory begins.
 template <class T>
-void attend_forward(const Shape& z, const Inputs<T>& in, T* probability, T* out, int threads) {
+bool within(const Shape& z, const Inputs<T>& in) {
+  if (z.limit < 0 || z.groups < 1 || z.groups > z.lanes || !(0 <= z.dropout && z.dropout < 1)) return false;
+  return std::all_of(in.lowest, in.lowest + z.lanes, [&](i64 first) { return 0 <= first && first <= z.memory; });
+}
+
+template <class T>
+Answer attend_forward(const Shape& z, const Inputs<T>& in, T* probability, T* out, int threads) {
+  if (!within(z, in)) return OUT_OF_BOUNDS;
+  Memory memory;
 #pragma omp parallel num_threads(threads)
   {
     Desk<T> desk;
     i64 last_head = -1;
-#pragma omp for schedule(dynamic, 1)
-    for (i64 task = 0; task < z.heads * z.lanes; ++task) {  // a head of all lanes after another: they share its relative keys
+    auto work = [&](i64 task) {
       const Head<T> head(z, in, task % z.lanes, task / z.lanes);
       if (head.head != last_head) {
         head.take_relative(desk);
@@ -331,20 +339,25 @@ void attend_forward(const Shape& z, const Inputs<T>& in, T* probability, T* out,
         last_head = head.head;
       }
       head.forward(desk, probability, out);
-    }
+    };
+#pragma omp for schedule(dynamic, 1)
+    for (i64 task = 0; task < z.heads * z.lanes; ++task)  // a head of all lanes after another: they share its relative keys
+      memory.guard([&] { work(task); });
   }
+  return memory.answer();
 }
 
 // relative_gradient [groups, S, H, K], biases' [groups, H, K].
 template <class T>
-void attend_backward(const Shape& z, const Inputs<T>& in, const T* probability, const T* out, const T* gradient, T* query_gradient,
-                     T* memory_gradient, T* key_value_gradient, T* relative_gradient, T* content_bias_gradient,
-                     T* position_bias_gradient, int threads) {
+Answer attend_backward(const Shape& z, const Inputs<T>& in, const T* probability, const T* out, const T* gradient, T* query_gradient,
+                       T* memory_gradient, T* key_value_gradient, T* relative_gradient, T* content_bias_gradient,
+                       T* position_bias_gradient, int threads) {
+  if (!within(z, in)) return OUT_OF_BOUNDS;
+  Memory memory;
 #pragma omp parallel num_threads(threads)
   {
     Desk<T> desk;
-#pragma omp for schedule(dynamic, 1)
-    for (i64 task = 0; task < z.heads * z.groups; ++task) {
+    auto work = [&](i64 task) {
       const i64 head = task / z.groups, group = task % z.groups, HK = z.heads * z.width, S = z.memory + z.queries;
       const i64 from = z.lanes * group / z.groups, to = z.lanes * (group + 1) / z.groups;
       T* content = content_bias_gradient + group * HK + head * z.width;
@@ -362,8 +375,11 @@ void attend_backward(const Shape& z, const Inputs<T>& in, const T* probability, 
         const T* row = &desk.relative_gradient[c * padded];
         std::copy(row, row + z.width, relative_gradient + (group * S + c) * HK + head * z.width);
       }
-    }
+    };
+#pragma omp for schedule(dynamic, 1)
+    for (i64 task = 0; task < z.heads * z.groups; ++task) memory.guard([&] { work(task); });
   }
+  return memory.answer();
 }
 
 // --- the way back through a large matrix that few vectors were multiplied by: each of its rows is read once, and its gradient written once
@@ -373,12 +389,11 @@ template <class T>
 void few_backward(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64 count, i64 width, int threads) {
   constexpr int W = Wide<T>::width, ROWS = 4;
   const i64 padded = (width + W - 1) / W * W;
-  std::vector<T> rows_of_x(few * padded, T(0)), sums(threads * few * padded, T(0));
+  std::vector<T> rows_of_x(few * padded, T(0)), sums(threads * few * padded, T(0)), shares(threads * few * ROWS);
   for (i64 p = 0; p < few; ++p) std::copy(x + p * width, x + (p + 1) * width, &rows_of_x[p * padded]);
 #pragma omp parallel num_threads(threads)
   {
-    T* mine = &sums[omp_get_thread_num() * few * padded];
-    std::vector<T> share(few * ROWS);
+    T *mine = sums.data() + omp_get_thread_num() * few * padded, *share = shares.data() + omp_get_thread_num() * few * ROWS;
 #pragma omp for schedule(static)
     for (i64 v = 0; v < count; v += ROWS) {
       const int rows = int(std::min<i64>(ROWS, count - v));
@@ -420,28 +435,42 @@ void few_backward(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64
 }  // namespace
 
 #define DOORS(name, T)                                                                                                          \
-  extern "C" void drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                           \
+  extern "C" int drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                            \
     drop<T, false>(x, y, count, rate, seed, threads);                                                                           \
+    return DONE;                                                                                                                \
   }                                                                                                                             \
-  extern "C" void relu_drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                      \
+  extern "C" int relu_drop_##name(const T* x, T* y, i64 count, double rate, uint64_t seed, int threads) {                       \
     drop<T, true>(x, y, count, rate, seed, threads);                                                                            \
+    return DONE;                                                                                                                \
   }                                                                                                                             \
-  extern "C" void relu_drop_backward_##name(const T* y, const T* g, T* dx, i64 count, double rate, int threads) {               \
+  extern "C" int relu_drop_backward_##name(const T* y, const T* g, T* dx, i64 count, double rate, int threads) {                \
     relu_drop_backward<T>(y, g, dx, count, rate, threads);                                                                      \
+    return DONE;                                                                                                                \
   }                                                                                                                             \
-  extern "C" void few_backward_##name(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64 count,         \
-                                      i64 width, int threads) {                                                                 \
-    few_backward<T>(g, x, w, dw, dx, few, count, width, threads);                                                                       \
+  extern "C" int few_backward_##name(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64 count, i64 width,           \
+                                     int threads) {                                                                             \
+    Memory memory;                                                                                                              \
+    memory.guard([&] { few_backward<T>(g, x, w, dw, dx, few, count, width, threads); });                                        \
+    return memory.answer();                                                                                                     \
   }                                                                                                                             \
-  extern "C" void attend_forward_##name(const Shape* z, const Inputs<T>* in, T* probability, T* out, int threads) {             \
-    attend_forward<T>(*z, *in, probability, out, threads);                                                                      \
+  extern "C" int attend_forward_##name(const Shape* z, const Inputs<T>* in, T* probability, T* out, int threads) {              \
+    return attend_forward<T>(*z, *in, probability, out, threads);                                                               \
   }                                                                                                                             \
-  extern "C" void attend_backward_##name(const Shape* z, const Inputs<T>* in, const T* probability, const T* out,               \
-                                         const T* gradient, T* query_gradient, T* memory_gradient, T* key_value_gradient,       \
-                                         T* relative_gradient, T* content_bias_gradient, T* position_bias_gradient, int threads) { \
-    attend_backward<T>(*z, *in, probability, out, gradient, query_gradient, memory_gradient, key_value_gradient,                \
-                       relative_gradient, content_bias_gradient, position_bias_gradient, threads);                              \
+  extern "C" int attend_backward_##name(const Shape* z, const Inputs<T>* in, const T* probability, const T* out,                \
+                                        const T* gradient, T* query_gradient, T* memory_gradient, T* key_value_gradient,        \
+                                        T* relative_gradient, T* content_bias_gradient, T* position_bias_gradient,              \
+                                        int threads) {                                                                          \
+    return attend_backward<T>(*z, *in, probability, out, gradient, query_gradient, memory_gradient, key_value_gradient,         \
+                              relative_gradient, content_bias_gradient, position_bias_gradient, threads);                       \
   }
 
 DOORS(float32, float)
 DOORS(float64, double)
+
+static_assert(sizeof(Inputs<double>) == sizeof(Inputs<float>));
+#define POINTER(field) {"Inputs." #field, offsetof(Inputs<float>, field)}
+extern "C" const Field fields_of_training[] = {
+    FIELD(Shape, lanes), FIELD(Shape, queries), FIELD(Shape, memory), FIELD(Shape, heads), FIELD(Shape, width), FIELD(Shape, limit),
+    FIELD(Shape, groups), FIELD(Shape, dropout), FIELD(Shape, seed), BYTES_OF(Shape),
+    POINTER(query), POINTER(memory_key_value), POINTER(key_value), POINTER(relative), POINTER(content_bias), POINTER(position_bias),
+    POINTER(lowest), {"Inputs", sizeof(Inputs<float>)}, {nullptr, 0}};

@@ -8,10 +8,14 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
+#include <stdexcept>
 #include <vector>
 
 namespace {
@@ -23,6 +27,35 @@ constexpr int BYTES = 32;
 #endif
 
 using i64 = int64_t;
+
+// What a door answers. Nothing was read or written where it is not DONE, but for results, which then mean nothing.
+enum Answer : int { DONE = 0, OUT_OF_BOUNDS = 1, NO_MEMORY = 2 };
+
+// A field of a structure that both languages know: the Python side compares them all when it loads the library.
+struct Field {
+  const char* name;
+  i64 offset;
+};
+#define FIELD(structure, field) {#structure "." #field, i64(offsetof(structure, field))}
+#define BYTES_OF(structure) {#structure, i64(sizeof(structure))}
+
+// An exception must not leave a parallel region: memory that is not to be had is remembered, and told at the end.
+struct Memory {
+  std::atomic<bool> ran_out{false};
+
+  template <class Work>
+  void guard(const Work& work) {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      ran_out = true;
+    } catch (const std::length_error&) {
+      ran_out = true;
+    }
+  }
+
+  Answer answer() const { return ran_out ? NO_MEMORY : DONE; }
+};
 
 template <class T>
 struct Wide {

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformer_xl.config.fields import positive
 from transformer_xl.errors import ConfigError
-from transformer_xl.inference.weights import FEW
+from transformer_xl.native import FEW
 
 LANES = FEW
 """Texts that one model writes side by side: so many vectors the kernels multiply with the same bits for each, whatever the others are."""

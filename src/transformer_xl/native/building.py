@@ -1,0 +1,165 @@
+"""Builds the C++ of this folder on this machine, once, and loads it.
+
+Built by the C++ compiler that PyTorch itself would use, for exactly this processor, in seconds; kept in the user's cache folder under a name that
+holds everything it depends on, with its own checksum behind it: a damaged one is built again. A library is code that runs as us, so it is taken only
+from a folder that nobody else can write to. It shares torch's OpenMP threads.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from transformer_xl.progress import say
+
+FOLDER = Path(__file__).parent
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+SANITIZER = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
+BUILD_SECONDS = 600
+COST = "everything is computed by torch instead: the same numbers, generation about three times slower"
+
+
+class NoKernels(Exception):
+    """Why there are none."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where they cannot be had; then the reason is said, once."""
+    try:
+        return _library()
+    except (NoKernels, OSError, subprocess.SubprocessError, ValueError, RuntimeError) as error:
+        say(f"the fast kernels cannot be used ({_reason(error)}); {COST}")
+        return None
+
+
+def _library() -> ctypes.CDLL:
+    if sys.platform != "linux":
+        raise NoKernels(f"they are built on Linux only, and this is {sys.platform}")
+    compiler = _compiler()
+    sources = sorted(FOLDER.glob("*.cpp"))
+    texts = (path.read_text(encoding="utf-8") for path in (*sources, *sorted(FOLDER.glob("*.h"))))
+    recipe = "\n".join((*texts, *_flags(), _version(compiler), _processor()))
+    name = f"kernels-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+    failure: OSError | None = None
+    for folder in _private_folders():
+        try:
+            if not _sound(folder / name):
+                _build(compiler, sources, folder / name)
+            return ctypes.CDLL(str(folder / name))
+        except OSError as error:  # read-only, full, or nothing may be run from there: the next place may do
+            failure = error
+    raise NoKernels(str(failure))
+
+
+def _compiler() -> list[str]:
+    """The words of CXX, which may be several: `ccache g++`."""
+    words = shlex.split(os.environ.get("CXX") or "c++")
+    found = shutil.which(words[0]) if words else None
+    if found is None:
+        raise NoKernels(f"there is no C++ compiler {words[:1]}; install g++, or name one in the environment's CXX")
+    return [found, *words[1:]]
+
+
+def _flags() -> tuple[str, ...]:
+    """TXL_SANITIZE=address,undefined watches every access: for `make test-sanitizers`."""
+    wanted = os.environ.get("TXL_SANITIZE")
+    return FLAGS if not wanted else (*FLAGS, *SANITIZER, f"-fsanitize={wanted}")
+
+
+def _version(compiler: list[str]) -> str:
+    asked = [*compiler, "--version"]
+    return subprocess.run(asked, capture_output=True, text=True, errors="replace", check=True, timeout=60).stdout
+
+
+# --- a place of our own
+
+
+def _private_folders() -> Iterator[Path]:
+    """The usual places that are ours alone, one after the other; then one for this process, gone when the library is loaded."""
+    for place in _usual_places():
+        try:
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Held open and named by its number: what was looked at is what is used, whoever renames it meanwhile.
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            if _ours(os.fstat(descriptor)):
+                yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+                continue
+        finally:
+            os.close(descriptor)
+        say(f"{place} belongs to somebody else or can be written to by others: no kernels are taken from there")
+    with tempfile.TemporaryDirectory(prefix="transformer_xl-") as folder:
+        yield Path(folder)
+
+
+def _usual_places() -> list[Path]:
+    shared = Path(tempfile.gettempdir()) / f"transformer_xl-{os.getuid()}"
+    cache_folder = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return [(Path(cache_folder) if cache_folder else Path.home() / ".cache") / "transformer_xl", shared]
+    except RuntimeError:  # no HOME, and nobody of our number in the system's list
+        return [shared]
+
+
+def _ours(found: os.stat_result) -> bool:
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _sound(path: Path) -> bool:
+    """A library of ours that is whole: a cut one could be mapped, and end the process when it is touched."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or not _ours(found):
+            return False
+        data = file.read()
+    size = hashlib.sha256().digest_size
+    return len(data) > size and hashlib.sha256(data[:-size]).digest() == data[-size:]
+
+
+def _build(compiler: list[str], sources: list[Path], path: Path) -> None:
+    say("building the kernels for this processor (once, a few seconds)")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "kernels.so"
+        command = [*compiler, *_flags(), *map(str, sources), "-o", str(made)]
+        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=BUILD_SECONDS)
+        data = made.read_bytes()
+        made.write_bytes(
+            data + hashlib.sha256(data).digest()
+        )  # a loader reads what the headers name, and nothing behind it
+        made.chmod(0o700)
+        made.replace(path)
+
+
+def _processor() -> str:
+    """What -march=native looks at: a cache folder may be shared by machines of different kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = (error.stderr or "").strip().splitlines()
+        said = next(
+            (line for line in lines if "error" in line), lines[-1] if lines else f"exit code {error.returncode}"
+        )
+        return f"{Path(error.cmd[0]).name} failed: {said}"
+    return str(error)

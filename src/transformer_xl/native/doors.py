@@ -1,0 +1,354 @@
+"""The one door to the kernels: nothing passes whose type, shape and layout are not what C++ takes them for.
+
+Tensors are checked here, and structures against C++'s own, field by field, when the library is loaded. Numbers inside a tensor that say where to
+read (where a lane begins) the kernels check themselves, before they touch anything, and refuse.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from ctypes import POINTER, c_double, c_int, c_int64, c_uint64, c_void_p
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_xl.errors import InputError
+from transformer_xl.native.building import library
+
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+UNLIMITED = 1 << 40
+"""A distance that nothing reaches."""
+FEW = 64
+"""Up to so many vectors the kernels multiply faster than torch, and a vector's result is the same bits whatever the others are."""
+BYTES_OF_A_THREAD = 1 << 19
+"""Of one layer's matrices. Threads of a small model would spend their time waiting for each other, and much of it on a busy machine."""
+MATRICES = ("query", "key_value", "output", "inner", "outer")
+OF_A_LAYER = (
+    *("inner_bias", "outer_bias", "attention_norm", "attention_norm_bias", "feed_norm", "feed_norm_bias"),
+    *("keys", "values", "content_bias", "position_bias", "relative", "distance_bias"),
+)
+OPTIONAL = {"content_bias", "position_bias", "relative", "distance_bias"}
+"""What an encoding may lack."""
+INPUTS = ("query", "memory_key_value", "key_value", "relative", "content_bias", "position_bias", "lowest")
+"""Of attention in training."""
+
+
+class Layer(ctypes.Structure):
+    """Every pointer of one layer; a matrix has a second, the scales of its rows, where it is kept as bytes."""
+
+    _fields_ = tuple(
+        (name, c_void_p)
+        for name in (*(part for matrix in MATRICES for part in (matrix, f"{matrix}_scale")), *OF_A_LAYER)
+    )
+
+
+class Sizes(ctypes.Structure):
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in (
+            *("layers", "lanes", "heads", "width", "model", "inner"),
+            *("room", "end", "limit", "distances", "panels", "pre_norm"),
+        )
+    )
+
+
+class Shape(ctypes.Structure):
+    """Of attention in training."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("lanes", "queries", "memory", "heads", "width", "limit", "groups")),
+        ("dropout", c_double),
+        ("seed", c_uint64),
+    )
+
+
+class Inputs(ctypes.Structure):
+    _fields_ = tuple((name, c_void_p) for name in INPUTS)
+
+
+class _Field(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("offset", c_int64))
+
+
+STRUCTURES = {"fields_of_inference": (Layer, Sizes), "fields_of_training": (Shape, Inputs)}
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "step": (POINTER(Sizes), c_double, POINTER(Layer), *[c_void_p] * 2),
+    "attend": (POINTER(Sizes), POINTER(Layer), c_int64, *[c_void_p] * 4),
+    "linear": (*[c_void_p] * 5, *[c_int64] * 3),
+    "drop": (*[c_void_p] * 2, c_int64, c_double, c_uint64),
+    "relu_drop": (*[c_void_p] * 2, c_int64, c_double, c_uint64),
+    "relu_drop_backward": (*[c_void_p] * 3, c_int64, c_double),
+    "few_backward": (*[c_void_p] * 5, *[c_int64] * 3),
+    "attend_forward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 2),
+    "attend_backward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 9),
+}
+"""What each kernel takes, before the number of threads."""
+DONE, OUT_OF_BOUNDS, NO_MEMORY = range(3)
+
+
+def usable(like: Tensor) -> bool:
+    """Also not while torch records a graph, which must consist of its own operations."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return like.device.type == "cpu" and like.dtype in DTYPES and library() is not None
+
+
+@cache
+def _checked_library() -> ctypes.CDLL:
+    found = library()
+    assert found is not None, "ask usable() first"
+    for table, structures in STRUCTURES.items():
+        theirs = {}
+        for field in (_Field * 256).in_dll(found, table):
+            if field.name is None:
+                break
+            theirs[field.name.decode()] = field.offset
+        if theirs != _layout(structures):
+            raise AssertionError(f"{table}: C++ has {theirs}, Python has {_layout(structures)}")
+    found.panel_width.argtypes, found.panel_width.restype = [c_int], c_int
+    return found
+
+
+def _layout(structures: Sequence[type[ctypes.Structure]]) -> dict[str, int]:
+    found = {kind.__name__: ctypes.sizeof(kind) for kind in structures}
+    for kind in structures:
+        found |= {f"{kind.__name__}.{field[0]}": getattr(kind, field[0]).offset for field in kind._fields_}
+    return found
+
+
+@cache
+def _kernel(name: str, dtype: torch.dtype) -> Any:
+    if dtype not in DTYPES:
+        raise InputError(f"the kernel {name} computes in {' or '.join(DTYPES.values())}, and was given {dtype}")
+    kernel = getattr(_checked_library(), f"{name}_{DTYPES[dtype]}")
+    kernel.argtypes, kernel.restype = [*SIGNATURES[name], c_int], c_int
+    return kernel
+
+
+def _call(name: str, dtype: torch.dtype, *arguments: object, threads: int | None = None) -> None:
+    """`threads` at most, of torch's own number."""
+    most = torch.get_num_threads()
+    answer = _kernel(name, dtype)(*arguments, most if threads is None else min(threads, most))
+    if answer == NO_MEMORY:
+        raise MemoryError(
+            f"the kernel {name} found no memory for its work; read fewer lanes or shorter pieces at a time"
+        )
+    if answer != DONE:
+        raise InputError(
+            f"the kernel {name} was given positions that lie outside of its memory; start with a fresh memory"
+        )
+
+
+def _place(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Where the tensor lies, once it is what the kernel will take it for."""
+    if tensor.dtype is not dtype or tensor.shape != shape or not tensor.is_cpu or not tensor.is_contiguous():
+        layout = "" if tensor.is_contiguous() else ", not contiguous,"
+        raise InputError(
+            f"a kernel was given {name} as {tensor.dtype} {list(tensor.shape)}{layout} on {tensor.device}, where it takes {dtype} {list(shape)}"
+            " on the cpu; give the whole model one dtype, and its weights their own shapes"
+        )
+    return tensor.data_ptr()
+
+
+def _sizes(name: str, tensor: Tensor, axes: int) -> tuple[int, ...]:
+    if tensor.dim() != axes:
+        raise InputError(f"a kernel was given {name} of shape {list(tensor.shape)}, where it takes {axes} axes")
+    return tuple(tensor.shape)
+
+
+def _optional(name: str, tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> int | None:
+    return None if tensor is None else _place(name, tensor, dtype, shape)
+
+
+# --- reading
+
+
+def panel_width(dtype: torch.dtype) -> int:
+    """How many distances stand in one panel of relative keys."""
+    return int(_checked_library().panel_width(dtype.itemsize))
+
+
+class Layers:
+    """The layers of a model with the keys and values that they keep, as `step` and `attend` read them. What is pointed at stays alive with it."""
+
+    def __init__(
+        self,
+        matrices: Sequence[Mapping[str, tuple[Tensor, Tensor | None]]],
+        others: Sequence[Mapping[str, Tensor | None]],
+        *,
+        dtype: torch.dtype,
+        distances: int,
+        pre_norm: bool,
+        **lengths: int,
+    ) -> None:
+        """For each layer its MATRICES, with a scale for each row where they are bytes, and all that is OF_A_LAYER. `lengths`: lanes, heads, width,
+        model, inner and room."""
+        self.dtype, self._alive = dtype, (matrices, others)
+        self.sizes = Sizes(layers=len(matrices), distances=distances, pre_norm=pre_norm, **lengths)
+        self.sizes.panels = -(-distances // panel_width(dtype))
+        shapes = self._shapes()
+        self.layers = (Layer * len(matrices))()
+        for layer, given, parts in zip(self.layers, matrices, others, strict=True):
+            for name in MATRICES:
+                weight, scale = given[name]
+                setattr(layer, name, _place(name, weight, dtype if scale is None else torch.int8, shapes[name]))
+                setattr(layer, f"{name}_scale", _optional(name, scale, torch.float32, shapes[name][:1]))
+                if scale is not None and dtype is not torch.float32:
+                    raise InputError(f"{name} is kept as bytes, which only float32 models are; this one is {dtype}")
+            for name in OF_A_LAYER:
+                place = _optional if name in OPTIONAL else _place
+                setattr(layer, name, place(name, parts[name], dtype, shapes[name]))  # type: ignore[arg-type]
+        bytes_of_a_layer = sum(given[name][0].nbytes for given in matrices[:1] for name in MATRICES)
+        self.threads = max(1, bytes_of_a_layer // BYTES_OF_A_THREAD)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        z, P = self.sizes, panel_width(self.dtype)
+        B, H, K, D, F = z.lanes, z.heads, z.width, z.model, z.inner
+        return {
+            "query": (H * K, D),
+            "key_value": (2 * H * K, D),
+            "output": (D, H * K),
+            "inner": (F, D),
+            "outer": (D, F),
+            "inner_bias": (F,),
+            "outer_bias": (D,),
+            **dict.fromkeys(("attention_norm", "attention_norm_bias", "feed_norm", "feed_norm_bias"), (D,)),
+            **dict.fromkeys(("keys", "values"), (B, H, z.room, K)),
+            **dict.fromkeys(("content_bias", "position_bias"), (H, K)),
+            "relative": (H, z.panels, K, P),
+            "distance_bias": (H, z.panels, P),
+        }
+
+    def _at(self, end: int, limit: int) -> Sizes:
+        """`end`: where new positions are kept. `limit`: how far back a token sees."""
+        self.sizes.end, self.sizes.limit = end, limit
+        return self.sizes
+
+    def step(self, hidden_BD: Tensor, lowest_B: Tensor, *, end: int, limit: int, eps: float) -> None:
+        """One token of every lane through all layers, kept at `end`; `hidden_BD` is changed in place."""
+        z = self._at(end, limit)
+        hidden = _place("hidden states", hidden_BD, self.dtype, (z.lanes, z.model))
+        lowest = _place("lowest positions", lowest_B, torch.int64, (z.lanes,))
+        _call("step", self.dtype, z, eps, self.layers, hidden, lowest, threads=self.threads)
+
+    def attend(
+        self, number: int, query_BTX: Tensor, key_value_BTX: Tensor, lowest_B: Tensor, *, end: int, limit: int
+    ) -> Tensor:
+        """Keeps new keys and values, [B, T, 2*H*K], from `end` on; what each query, [B, T, H*K], gathers from all that it sees."""
+        z = self._at(end, limit)
+        T, X = _sizes("queries", query_BTX, 3)[1], z.heads * z.width
+        out_BTX = torch.empty_like(query_BTX)
+        places = (
+            _place("queries", query_BTX, self.dtype, (z.lanes, T, X)),
+            _place("keys and values", key_value_BTX, self.dtype, (z.lanes, T, 2 * X)),
+            _place("lowest positions", lowest_B, torch.int64, (z.lanes,)),
+            out_BTX.data_ptr(),
+        )
+        _call("attend", self.dtype, z, ctypes.byref(self.layers[number]), T, *places)
+        return out_BTX
+
+
+def linear(x_PI: Tensor, weight_OI: Tensor, scale_O: Tensor | None, bias_O: Tensor | None) -> Tensor:
+    """A matrix, exact or as bytes with a scale for each row, times a few vectors."""
+    dtype, (P, columns), (rows, _) = x_PI.dtype, _sizes("vectors", x_PI, 2), _sizes("a matrix", weight_OI, 2)
+    if not 0 < P <= FEW or (scale_O is not None and dtype is not torch.float32):
+        raise InputError(f"the kernel linear takes 1 to {FEW} vectors, of float32 for bytes; this is {P} of {dtype}")
+    out_PO = x_PI.new_empty(P, rows)
+    places = (
+        _place("a matrix", weight_OI, dtype if scale_O is None else torch.int8, (rows, columns)),
+        _optional("scales", scale_O, torch.float32, (rows,)),
+        _optional("a bias", bias_O, dtype, (rows,)),
+        _place("vectors", x_PI, dtype, (P, columns)),
+        out_PO.data_ptr(),
+    )
+    _call("linear", dtype, *places, P, rows, columns)
+    return out_PO
+
+
+# --- training
+
+
+def drop(values: Tensor, rate: float, seed: int, *, relu: bool = False) -> Tensor:
+    """Dropout of the values, or of what a ReLU makes of them."""
+    _check_rate(rate)
+    result = torch.empty_like(values)
+    places = (_place("values", values, values.dtype, values.shape), result.data_ptr())
+    _call("relu_drop" if relu else "drop", values.dtype, *places, values.numel(), rate, seed)
+    return result
+
+
+def relu_drop_backward(result: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    _check_rate(rate)
+    found = torch.empty_like(result)
+    named = {"dropped values": result, "their gradient": gradient}
+    places = (_place(name, tensor, result.dtype, result.shape) for name, tensor in named.items())
+    _call("relu_drop_backward", result.dtype, *places, found.data_ptr(), result.numel(), rate)
+    return found
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise InputError(f"a dropout of {rate} leaves nothing; it must be at least 0 and below 1")
+
+
+def few_backward(gradient_PV: Tensor, x_PE: Tensor, matrix_VE: Tensor, matrix_gradient_VE: Tensor) -> Tensor:
+    """The gradient of a few vectors that a matrix was multiplied by; that of the matrix is written where it shall stand."""
+    dtype, (P, E), (V, _) = x_PE.dtype, _sizes("vectors", x_PE, 2), _sizes("a matrix", matrix_VE, 2)
+    found_PE = torch.empty_like(x_PE)
+    places = (
+        _place("a gradient", gradient_PV, dtype, (P, V)),
+        _place("vectors", x_PE, dtype, (P, E)),
+        _place("a matrix", matrix_VE, dtype, (V, E)),
+        _place("a matrix' gradient", matrix_gradient_VE, dtype, (V, E)),
+        found_PE.data_ptr(),
+    )
+    _call("few_backward", dtype, *places, P, V, E)
+    return found_PE
+
+
+class Attention:
+    """One attention of training: forwards, and backwards over the same inputs."""
+
+    def __init__(self, inputs: Mapping[str, Tensor | None], *, limit: int, dropout: float, seed: int) -> None:
+        """query [B, T, H, K]; memory_key_value [B, M, 2, H, K] and key_value [B, T, 2, H, K]; relative [M+T, H, K], the last row for distance 0;
+        content_bias and position_bias [H, K] or None; lowest [B], the first key of each lane that is real."""
+        query_BTHK, memory_BM2HK = inputs["query"], inputs["memory_key_value"]
+        assert query_BTHK is not None
+        assert memory_BM2HK is not None
+        self.dtype, (B, T, H, K) = query_BTHK.dtype, _sizes("query", query_BTHK, 4)
+        M = _sizes("memory_key_value", memory_BM2HK, 5)[1]
+        # Lanes of a head are dealt to as many tasks as keep all threads busy, each with gradients of its own to be added up.
+        groups = min(B, max(1, -(-torch.get_num_threads() // H)))
+        lengths = {"lanes": B, "queries": T, "memory": M, "heads": H, "width": K}
+        self.shape = Shape(**lengths, limit=limit, groups=groups, dropout=dropout, seed=seed)
+        self._given, self._inputs = inputs, Inputs()
+        shapes = ((B, T, H, K), (B, M, 2, H, K), (B, T, 2, H, K), (M + T, H, K), (H, K), (H, K), (B,))
+        for name, shape in zip(INPUTS, shapes, strict=True):
+            place = _optional if name.endswith("bias") else _place
+            dtype = torch.int64 if name == "lowest" else self.dtype
+            setattr(self._inputs, name, place(name, inputs[name], dtype, shape))  # type: ignore[arg-type]
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Probabilities [B, H, T, M+T], and what each query gathers."""
+        z, query_BTHK = self.shape, self._given["query"]
+        assert query_BTHK is not None
+        probability_BHTS = query_BTHK.new_empty(z.lanes, z.heads, z.queries, z.memory + z.queries)
+        out_BTHK = torch.empty_like(query_BTHK)
+        _call("attend_forward", self.dtype, z, self._inputs, probability_BHTS.data_ptr(), out_BTHK.data_ptr())
+        return probability_BHTS, out_BTHK
+
+    def backward(self, probability_BHTS: Tensor, out_BTHK: Tensor, gradient_BTHK: Tensor) -> list[Tensor]:
+        """Gradients of queries, both parts of keys and values, relative keys and both biases."""
+        z = self.shape
+        B, T, M, H, K, G = z.lanes, z.queries, z.memory, z.heads, z.width, z.groups
+        given = (
+            _place("probabilities", probability_BHTS, self.dtype, (B, H, T, M + T)),
+            _place("results", out_BTHK, self.dtype, (B, T, H, K)),
+            _place("a gradient", gradient_BTHK, self.dtype, (B, T, H, K)),
+        )
+        own = [out_BTHK.new_empty(shape) for shape in ((B, T, H, K), (B, M, 2, H, K), (B, T, 2, H, K))]
+        grouped = [out_BTHK.new_empty(G, *shape) for shape in ((M + T, H, K), (H, K), (H, K))]
+        places = (*given, *(part.data_ptr() for part in (*own, *grouped)))
+        _call("attend_backward", self.dtype, z, self._inputs, *places)
+        return [*own, *(part.sum(0) for part in grouped)]
