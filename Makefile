@@ -25,7 +25,7 @@ test-soak: $(READY)
 # so, hence the runtimes are loaded first, and leaks, which would be Python's, are not counted.
 SANITIZED = tests/native tests/inference tests/model tests/generation/test_generation.py
 test-sanitizers: $(READY)
-	TXL_SANITIZE=address,undefined OMP_NUM_THREADS=2 HYPOTHESIS_MAX_EXAMPLES=20 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	TXL_SANITIZE=address,undefined OMP_NUM_THREADS=2 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 	$(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED)
 

@@ -1,6 +1,7 @@
 """The door to the kernels: what is not exactly what C++ takes it for is refused, in one sentence, before anything is read or written."""
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -200,7 +201,25 @@ except MemoryError as error:
 """
 
 
+@pytest.mark.skipif("TXL_SANITIZE" in os.environ, reason="a sanitizer's own memory knows no limit")
 def test_memory_that_is_not_to_be_had_is_an_error_and_not_the_end():
     """It is asked for inside the threads, before any result is written: the results' places, which do not exist here, are never touched."""
     answer = subprocess.run([sys.executable, "-c", LITTLE_ROOM], capture_output=True, text=True, timeout=100)
     assert "the kernel attend_forward found no memory" in answer.stdout, answer.stderr[-2000:]
+
+
+TOO_FAR = """
+import torch
+from transformer_xl.native import doors
+x, y = torch.zeros(10_000), torch.zeros(5_000)
+doors._call("drop", torch.float32, x.data_ptr(), y.data_ptr(), x.numel(), 0.5, 1)
+"""
+
+
+@pytest.mark.skipif("TXL_SANITIZE" not in os.environ, reason="for make test-sanitizers")
+def test_the_sanitizer_sees_a_kernel_that_writes_too_far():
+    """Or the silence of all other tests would mean nothing."""
+    answer = subprocess.run([sys.executable, "-c", TOO_FAR], capture_output=True, text=True, timeout=100)
+    assert answer.returncode != 0
+    assert "AddressSanitizer: heap-buffer-overflow" in answer.stderr
+    assert "/kernels-" in answer.stderr
