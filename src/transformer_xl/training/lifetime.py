@@ -9,6 +9,7 @@ from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import open_plain
 from transformer_xl.progress import Advance
 from transformer_xl.training.ranks import ALONE, Ranks
 
@@ -20,7 +21,8 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
         yield
         return
     run.path.mkdir(parents=True, exist_ok=True)
-    with run.lock.open("a+") as file:
+    run.refuse_links()
+    with open_plain(run.lock, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
