@@ -156,14 +156,14 @@ def open_store(path: Path | str, *, verify: bool = False) -> Store:
     folder = Path(path)
     put_back(folder)
     place = folder / MANIFEST
-    if not place.is_file():
-        raise DataError(
-            f"{folder} holds no data store (there is no {MANIFEST}); make one with: txl prepare NAME --out {folder}"
-        )
-    strange = strange_file(sorted(folder.iterdir()))
+    strange = strange_file(sorted(folder.glob("*")))
     if strange is not None:
         raise DataError(
             f"{strange} is a link or a special file, where a store has plain files; prepare the store again"
+        )
+    if not place.is_file():
+        raise DataError(
+            f"{folder} holds no data store (there is no {MANIFEST}); make one with: txl prepare NAME --out {folder}"
         )
     try:
         value = json.loads(place.read_bytes())
