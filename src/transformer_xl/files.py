@@ -46,9 +46,7 @@ def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     clear_leftovers(path.parent)
     with _naming(path), _hidden_file(path.parent, suffix=path.suffix) as (temporary, descriptor):
-        # What UTF-8 cannot say is escaped, as JSON escapes it.
-        encoding, errors = (None, None) if "b" in mode else ("utf-8", "backslashreplace")
-        with os.fdopen(descriptor, mode, encoding=encoding, errors=errors, closefd=False) as file:
+        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8", closefd=False) as file:
             yield file
             file.flush()
             os.fsync(descriptor)
@@ -317,12 +315,17 @@ def strange_file(paths: Iterable[Path]) -> Path | None:
 
 def write_text(path: Path | str, text: str) -> None:
     with atomic_file(path, "w") as file:
-        file.write(re.sub("[\udc80-\udcff]+", _letters, text))
+        file.write(readable(text))
 
 
-def _letters(found: re.Match[str]) -> str:
-    """Under an ASCII locale the bytes of a name's letters reach us one by one."""
-    return found[0].encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+def readable(text: str) -> str:
+    """Under an ASCII locale the bytes of a name's letters reach us one by one: they are letters again, where they are UTF-8, and else escaped as JSON
+    escapes them."""
+
+    def letters(found: re.Match[str]) -> str:
+        return found[0].encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+
+    return re.sub("[\udc80-\udcff]+", letters, text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def path_from_text(text: str) -> Path:

@@ -6,6 +6,7 @@ RUN/config.json environment.json metrics.jsonl README.md tensorboard/
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,6 +70,15 @@ class RunFolder:
         self._refuse_links([*files, *folders])
         if self.checkpoints.is_dir():
             self._refuse_links(sorted(self.checkpoints.iterdir()))
+
+    def refuse_name(self) -> None:
+        """safetensors writes to any path, and reads back none that is not UTF-8."""
+        try:
+            os.fsencode(self.path).decode("utf-8")
+        except UnicodeDecodeError:
+            raise CheckpointError(
+                f"{self.path} is no UTF-8, and what is saved under such a name could not be read again; choose another --run"
+            ) from None
 
     def _refuse_links(self, paths: Iterable[Path]) -> None:
         strange = strange_file(paths)

@@ -32,8 +32,12 @@ def library() -> ctypes.CDLL | None:
     if compiler is None or sys.platform != "linux":
         return None
     sources = sorted(FOLDER.glob("*.cpp")), sorted(FOLDER.glob("*.h"))
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    recipe = "\n".join((*(path.read_text() for paths in sources for path in paths), *FLAGS, version, _processor()))
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
+    ).stdout
+    recipe = "\n".join(
+        (*(path.read_text(encoding="utf-8") for paths in sources for path in paths), *FLAGS, version, _processor())
+    )
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer_xl"
     path = folder / f"kernels-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
     try:
@@ -78,14 +82,14 @@ def _build(compiler: str, sources: list[Path], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         command = [compiler, *FLAGS, *map(str, sources), "-o", str(made)]
-        subprocess.run(command, capture_output=True, text=True, check=True)
+        subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True)
         made.replace(path)
 
 
 def _processor() -> str:
     """What -march=native looks at: a cache folder may be shared by machines of different kinds."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

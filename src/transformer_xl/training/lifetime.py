@@ -20,6 +20,7 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
     if not ranks.first:
         yield
         return
+    run.refuse_name()
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
     with open_plain(run.lock, "a+") as file:

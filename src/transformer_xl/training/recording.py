@@ -12,6 +12,7 @@ from typing import Any
 from transformer_xl import __version__
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.files import open_plain, write_json, write_text
+from transformer_xl.progress import say
 from transformer_xl.training.ranks import Ranks
 
 
@@ -30,7 +31,12 @@ class Metrics:
         with contextlib.suppress(ImportError):
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            self._events = SummaryWriter(str(run.tensorboard), purge_step=from_step + 1)
+            try:
+                self._events = SummaryWriter(str(run.tensorboard), purge_step=from_step + 1)
+            except UnicodeEncodeError:
+                say(
+                    f"TensorBoard cannot write to {run.tensorboard} under this locale; metrics.jsonl has the same figures"
+                )
 
     def write(self, kind: str, *, step: int, **values: float) -> None:
         if not self._writing:
