@@ -1,21 +1,41 @@
 """Writing so that a reader sees the whole or nothing, and checksums. Knows no format.
 
 temporary file beside the target -> write -> fsync -> rename over the target -> fsync the folder
+
+A full folder cannot be renamed over, so the new one changes places with the old one in one call, where the system can; where it cannot, the old one
+steps aside, and whoever comes next puts it back if the new one never came:
+
+      .txl-partial-1f3a  data                .txl-partial-1f3a  data  .txl-aside-data
+      new                old                 new                old   .
+      old                new  (exchanged)    new                .     old  (killed here: put back)
+      .                  new                 .                  new   old
+                                             old                new   .
+                                             .                  new   .
+
+So nothing under `.txl-partial-` is ever the only copy of anything.
 """
 
+import ctypes
 import errno
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-CHUNK = 1 << 20
 TEMPORARY = ".txl-partial-"
+ASIDE = ".txl-aside-"
+AT_FDCWD = -100
+EXCHANGE = 2
+"""RENAME_EXCHANGE of Linux' renameat2, and RENAME_SWAP of renamex_np on macOS."""
 
 
 @contextmanager
@@ -24,66 +44,305 @@ def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
     path = Path(path)
     if not path.parent.is_dir():  # said here, for the temporary file's own error would name a file nobody asked for
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
-    descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=path.suffix, dir=path.parent)
-    try:
-        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+    clear_leftovers(path.parent)
+    with _naming(path), _hidden_file(path.parent, suffix=path.suffix) as (temporary, descriptor):
+        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8", closefd=False) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~current_umask())
+            os.fsync(descriptor)
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        name_the_path(error, path)
-        raise
 
 
 @contextmanager
 def atomic_folder(path: Path | str) -> Iterator[Path]:
-    """A folder that appears at `path`, replacing an older one, only when the block ends without an error."""
+    """A folder that appears at `path` when the block ends without an error. An older one stands there, whole, until that moment: see above."""
     path = Path(path)
+    with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            what = "this is a link or a file where a folder is to be written; remove it"
+            raise NotADirectoryError(errno.ENOTDIR, what, str(path))
     made = [parent for parent in path.absolute().parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
+    clear_leftovers(path.parent)
     try:
-        yield temporary
-        for file in sorted(temporary.rglob("*")):
-            if file.is_file():
-                sync_file(file)
-        os.chmod(temporary, 0o777 & ~current_umask())
-        sync_folder(temporary)
-        if path.exists():
-            # A folder cannot be renamed over a full one: the old one steps aside, and goes only once the new one stands.
-            aside = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
-            os.replace(path, aside / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(aside)
-        else:
-            os.replace(temporary, path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        name_the_path(error, path)
-        shutil.rmtree(temporary, ignore_errors=True)
+        with _naming(path), hidden_folder(path.parent) as temporary:
+            yield temporary
+            sync_tree(temporary)
+            _place(temporary, path)
+            for folder in (path.parent, *(parent.parent for parent in made)):
+                sync_folder(folder)
+    except BaseException:
         for parent in made:
             with suppress(OSError):  # somebody else put something there meanwhile
                 parent.rmdir()
         raise
 
 
-def name_the_path(error: BaseException, path: Path) -> None:
+@contextmanager
+def hidden_folder(parent: Path) -> Iterator[Path]:
+    """A folder to fill and to rename; whatever has its name in the end is removed. Nobody else clears it meanwhile."""
+    while True:
+        folder = _hidden_name(parent)
+        folder.mkdir()  # with all rights, of which the system itself takes those of the umask
+        with _held(folder, wait=True) as ours:
+            if not ours:  # somebody who clears leftovers came between
+                continue
+            try:
+                yield folder
+            finally:
+                _remove(folder)
+            return
+
+
+def _hidden_name(parent: Path, *, suffix: str = "") -> Path:
+    return parent / f"{TEMPORARY}{secrets.token_hex(8)}{suffix}"
+
+
+@contextmanager
+def _hidden_file(parent: Path, *, suffix: str) -> Iterator[tuple[Path, int]]:
+    while True:
+        file = _hidden_name(parent, suffix=suffix)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            if not (_lock(descriptor, wait=True) and _stands(file, descriptor)):
+                continue
+            try:
+                yield file, descriptor
+            finally:
+                file.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(descriptor)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Removes what killed processes were writing in `folder`, and puts back what they had moved aside.
+
+    Who writes holds a lock on what is hidden, and the system takes it from the dead: what can be locked here and now belongs to nobody. Who has made
+    something hidden and not locked it yet finds it gone, and makes another. Where a file system has no locks, nothing is cleared.
+    """
+    put_back_all(folder)
+    for path in folder.glob(f"{TEMPORARY}*"):
+        with suppress(OSError), _held(path, wait=False) as ours:
+            if ours:
+                _remove(path)
+
+
+def put_back_all(folder: Path) -> None:
+    """For whoever looks which folders there are."""
+    for path in folder.glob(f"{ASIDE}*"):
+        put_back(folder / path.name.removeprefix(ASIDE))
+
+
+def put_back(path: Path) -> None:
+    """For whoever reads or writes a folder that may be replaced: where a killed process had moved it aside, it has its name again.
+
+    Only who holds the lock of a folder moves it aside or away from there. So who waits for that lock sees the work of the living finished, and what
+    stands there still was left by the dead.
+    """
+    aside = _aside(path)
+    if not os.path.lexists(aside):
+        return
+    with suppress(OSError), _held(aside, wait=True) as ours:
+        if not ours:
+            return
+        if os.path.lexists(path):
+            remove_folder(aside)
+        else:
+            os.replace(aside, path)
+            sync_folder(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """However the process ends, a folder has its name and is whole, or has not. Of a link only the link goes."""
+    hidden = _hidden_name(path.parent)
+    os.replace(path, hidden)
+    _remove(hidden)
+
+
+def _remove(path: Path) -> None:
+    """What took its name before must be on the disk first. If that fails, it stays until somebody clears it."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            sync_folder(path.parent)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+# --- putting a folder where another stands
+
+
+def _place(temporary: Path, path: Path) -> None:
+    """`temporary` becomes `path`; what stood there then stands at `temporary`, or nowhere if it was empty."""
+    while True:
+        try:
+            os.replace(temporary, path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if exchange(temporary, path) or _step_aside(temporary, path):
+            return
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Two names change places in one call: whether they did. Many systems and file systems cannot."""
+    call = _exchanging_call()
+    return call is not None and call(os.fsencode(one), os.fsencode(other)) == 0
+
+
+@cache
+def _exchanging_call() -> Any:
+    with suppress(OSError, AttributeError):  # a C library that has no such call
+        library = ctypes.CDLL(None)
+        if sys.platform == "darwin":
+            return lambda one, other: library.renamex_np(one, other, EXCHANGE)
+        rename = library.renameat2
+        return lambda one, other: rename(AT_FDCWD, one, AT_FDCWD, other, EXCHANGE)
+    return None
+
+
+def _step_aside(temporary: Path, path: Path) -> bool:
+    """The same in three renames; False if somebody else came between, and it must be tried again."""
+    put_back(path)
+    aside = _aside(path)
+    with _held(path, wait=True) as ours:
+        if not ours:
+            return False
+        try:
+            os.replace(path, aside)
+            os.replace(temporary, path)
+        except BaseException as error:
+            if not os.path.lexists(path):
+                os.replace(aside, path)
+            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        sync_folder(path.parent)
+        os.replace(aside, temporary)
+        return True
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{ASIDE}{path.name}")
+
+
+# --- locks
+
+
+@contextmanager
+def _held(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Whether `path` is still there and is ours while the block lasts. The lock is on the thing, not on its name: it goes with it when it is renamed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        descriptor = None
+    if descriptor is None:
+        yield False
+        return
+    try:
+        yield _lock(descriptor, wait=wait) and _stands(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks here: a writer goes on without, and who only clears does not dare
+        return wait
+    return True
+
+
+def _stands(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+# --- plain files
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
     """A write that fails on an open file says why, but not where; and nobody knows a temporary file by its name."""
-    if isinstance(error, OSError) and (error.filename is None or TEMPORARY in str(error.filename)):
-        error.filename, error.filename2 = str(path), None
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or any(hidden in str(error.filename) for hidden in (TEMPORARY, ASIDE)):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def open_plain(path: Path, mode: str) -> IO[str]:
+    """For text that is written in place: a link would lead anywhere, and a pipe to nobody."""
+
+    def opener(name: str, flags: int) -> int:
+        try:
+            descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise _not_plain(name) from None
+            raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise _not_plain(name)
+        return descriptor
+
+    return open(path, mode, encoding="utf-8", opener=opener)
+
+
+def _not_plain(name: str) -> OSError:
+    return OSError(errno.ELOOP, "this is a link or a special file where a plain file belongs; remove it", name)
+
+
+def strange_file(paths: Iterable[Path]) -> Path | None:
+    """The first that is neither a plain file nor a folder: a link leads anywhere, and who opens a pipe may wait for ever."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                return path
+    return None
 
 
 def write_text(path: Path | str, text: str) -> None:
     with atomic_file(path, "w") as file:
-        file.write(text)
+        file.write(readable(text))
+
+
+def readable(text: str) -> str:
+    """Under an ASCII locale the bytes of a name's letters reach us one by one: they are letters again, where they are UTF-8, and else escaped as JSON
+    escapes them."""
+
+    def letters(found: re.Match[str]) -> str:
+        return found[0].encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+
+    return re.sub("[\udc80-\udcff]+", letters, text).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def path_from_text(text: str) -> Path:
+    """A path that was written into a file, whatever the locale was and is."""
+    return Path(os.fsdecode(text.encode("utf-8", "surrogateescape")))
 
 
 def write_json(path: Path | str, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def sync_tree(folder: Path) -> None:
+    """Everything in a folder, what lies deepest first."""
+    for place, _, names in os.walk(folder, topdown=False):
+        for name in sorted(names):
+            sync_file(Path(place, name))
+        sync_folder(Path(place))
 
 
 def sync_file(path: Path) -> None:
@@ -97,12 +356,6 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def current_umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
 
 
 def digest(path: Path | str, algorithm: str = "sha256") -> str:

@@ -25,7 +25,7 @@ from transformer_xl.data.tokenizers import Ids, Tokenizer
 from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
 from transformer_xl.evaluation.rules import RuleName
-from transformer_xl.files import TEMPORARY
+from transformer_xl.files import path_from_text
 from transformer_xl.generation import (
     Sampling,
     TextStream,
@@ -80,7 +80,7 @@ class Loaded:
             raise DataError(
                 "this model came from elsewhere, and no data came with it; give some made with its tokenizer, with --data"
             )
-        path = Path(data or self.checkpoint.about.data)
+        path = Path(data) if data else path_from_text(self.checkpoint.about.data)
         if data is None and not path.exists():
             raise DataError(
                 f"the data this model was trained on is no longer at {path}; give its new place with --data"
@@ -262,7 +262,8 @@ def from_pretrained(
         raise CheckpointError(
             f"there is no {source} here, and names of models on a hub are not looked up; download it and name its folder"
         )
-    scratch = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    # Not under the name of what is half-written: that may be removed by anyone.
+    scratch = Path(tempfile.mkdtemp(prefix="txl-imported-"))
     try:
         lengths = Lengths(memory=memory, clamp_len=clamp_len, same_length=same_length)
         loaded = load(import_run(path, scratch / "run", lengths=lengths).run, device=device)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.errors import InputError
-from transformer_xl.files import atomic_file
+from transformer_xl.files import atomic_file, readable
 
 ENDINGS = (".png", ".svg", ".pdf")
 
@@ -24,9 +24,12 @@ def figure(path: Path, *, size: tuple[float, float], dpi: int = 140) -> Iterator
     if not can_draw():
         raise InputError("pictures need matplotlib; install it with: pip install 'transformer-xl[viz]'")
     from matplotlib.figure import Figure  # not pyplot: no state that outlives the picture, no screen asked for
+    from matplotlib.text import Text
 
     drawn = Figure(figsize=size, layout="constrained")
     yield drawn
+    for text in drawn.findobj(Text):
+        text.set_text(readable(text.get_text()))
     with atomic_file(path) as file:
         drawn.savefig(file, dpi=dpi, format=path.suffix[1:])
 

@@ -25,7 +25,7 @@ CONFIG = replace(
     model=replace(SMALL.model, dropout=0.2, attention_dropout=0.1),
     training=replace(SMALL.training, accumulation=2, warm_up=20, save_every=EVERY, validate_every=10 * EVERY),
 )
-WRITES = 22
+WRITES = 23
 """What one checkpoint takes: files brought to the disk, and put in their place."""
 LOADED = ("transformer_xl.training", "transformer_xl.cli.train", "torch._dynamo", "torch.utils.tensorboard.writer")
 

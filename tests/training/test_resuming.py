@@ -1,13 +1,17 @@
 """A run that was stopped and resumed is, to the bit, the run that never stopped."""
 
+import json
+import shutil
 import signal
 from dataclasses import replace
 
 import pytest
 
-from small_run import SMALL
+from small_run import SMALL, prepare
 from transformer_xl.checkpoint import RunFolder
+from transformer_xl.data.store import open_store
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import digest, write_json
 from transformer_xl.training import loop, train
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -142,6 +146,47 @@ def test_resume_from_a_path_goes_on_elsewhere(byte_store, trained_run, tmp_path)
     assert outcome.step == 22
     with pytest.raises(CheckpointError, match="holds no checkpoint to go on from"):
         train(longer, store=byte_store, folder=tmp_path / "other", resume=str(tmp_path / "nothing"))
+
+
+def a_few_steps(store, folder, steps):
+    return train(replace(SMALL, training=replace(SMALL.training, steps=steps)), store=store, folder=folder)
+
+
+def test_resuming_on_other_text_of_the_same_length_is_refused(byte_store, tmp_path):
+    text = (byte_store.folder.parent / "text.txt").read_bytes()
+    (tmp_path / "text.txt").write_bytes(text.swapcase())
+    other = prepare(tmp_path / "text.txt", tmp_path / "other", "byte")
+    assert len(other.split("train")) == len(byte_store.split("train"))
+    a_few_steps(byte_store, tmp_path / "run", 2)
+    with pytest.raises(
+        CheckpointError, match=r"other holds other text than .*; give the --data it began with, or train"
+    ):
+        a_few_steps(other, tmp_path / "run", 3)
+    assert RunFolder(tmp_path / "run").steps() == [2]
+
+
+def test_data_that_moved_or_was_prepared_again_are_the_same_data(byte_store, tmp_path, capsys):
+    a_few_steps(byte_store, tmp_path / "run", 2)
+    moved = open_store(shutil.copytree(byte_store.folder, tmp_path / "elsewhere"))
+    assert a_few_steps(moved, tmp_path / "run", 3).step == 3
+    again = prepare(byte_store.folder.parent / "text.txt", tmp_path / "again", "byte")
+    assert a_few_steps(again, tmp_path / "run", 4).step == 4
+    assert "unchecked" not in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_before_that_names_no_text_goes_on_and_says_so(byte_store, tmp_path, capsys):
+    a_few_steps(byte_store, tmp_path / "run", 2)
+    checkpoint = RunFolder(tmp_path / "run").checkpoint_at(2)
+    values = json.loads((checkpoint / "training.json").read_text(encoding="utf-8"))
+    del values["data"]
+    write_json(checkpoint / "training.json", values)
+    checksums = json.loads((checkpoint / "checksums.json").read_text(encoding="utf-8"))
+    checksums["training.json"] = digest(checkpoint / "training.json")
+    write_json(checkpoint / "checksums.json", checksums)
+    assert a_few_steps(byte_store, tmp_path / "run", 3).step == 3
+    assert capsys.readouterr().err.count("does not say which text it was trained on") == 1
+    assert a_few_steps(byte_store, tmp_path / "run", 4).step == 4
+    assert "does not say" not in capsys.readouterr().err
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(byte_store, tmp_path, capsys):

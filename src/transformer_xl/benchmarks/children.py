@@ -50,7 +50,8 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             env=environment,
         )
 
@@ -176,7 +177,7 @@ def timed(child: Child, *, mode: str, steps: int) -> Run:
 def busy_seconds() -> float | None:
     """Processor time that the whole machine has spent since it started, or that was taken from it; None where the kernel does not tell."""
     try:
-        first = Path("/proc/stat").read_text().splitlines()[0].split()
+        first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()
     except OSError:
         return None
     user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, first[1:9])

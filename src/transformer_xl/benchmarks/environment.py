@@ -42,7 +42,7 @@ def _make(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Made beside its place and moved there when whole: only the interpreter is used, and it finds its packages wherever it lies.
     unfinished = folder.with_name(f".making-{folder.name}")
-    with folder.with_name(f".lock-{folder.name}").open("w") as lock:
+    with folder.with_name(f".lock-{folder.name}").open("w", encoding="utf-8") as lock:
         flock(lock, LOCK_EX)
         if folder.exists():  # somebody else was making it meanwhile
             return
@@ -59,7 +59,9 @@ def _install(python: Path, packages: list[str]) -> None:
     last = ""
     with (
         progress("installing", total=None, unit="steps of pip") as advance,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+        ) as pip,
     ):
         assert pip.stdout is not None
         for line in pip.stdout:

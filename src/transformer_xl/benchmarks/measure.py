@@ -154,7 +154,7 @@ def model_folder(workload: Workload) -> Iterator[Path]:
         state["vocabulary.tail_bias_C"].fill_(workload.tail_bias)
     with tempfile.TemporaryDirectory(prefix="txl-bench-") as name:
         folder = Path(name)
-        (folder / "config.json").write_text(json.dumps(config_to_huggingface(workload.config)))
+        (folder / "config.json").write_text(json.dumps(config_to_huggingface(workload.config)), encoding="utf-8")
         save_file(weights_to_huggingface(state, workload.config), folder / "model.safetensors", {"format": "pt"})
         yield folder
 
@@ -240,7 +240,7 @@ def examined(peaks: list[dict[str, float]]) -> Machine:
 
 def processor_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -129,7 +129,9 @@ class OurTrainer:
 
 
 def our_model(folder: Path, *, dropout: float = 0.0) -> TransformerXL:
-    config = replace(config_from_huggingface(json.loads((folder / "config.json").read_text())), dropout=dropout)
+    config = replace(
+        config_from_huggingface(json.loads((folder / "config.json").read_text(encoding="utf-8"))), dropout=dropout
+    )
     model = TransformerXL(config)
     model.load_state_dict(weights_from_huggingface(load_file(folder / "model.safetensors"), config), strict=True)
     return model.eval()

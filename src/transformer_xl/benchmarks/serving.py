@@ -96,7 +96,7 @@ def server(scale: Scale) -> Iterator[tuple[int, int]]:
             folder, config=run, about=about, weights=model.state_dict(), tokenizer=ByteTokenizer(bytes(range(256)))
         )
         command = [sys.executable, "-m", "transformer_xl", "serve", str(folder), "--port", "0", "--deadline", "600"]
-        with told.open("w") as stderr:
+        with told.open("w", encoding="utf-8") as stderr:
             process = subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL, env=_environment())
         try:
             yield _port(process, told), process.pid
@@ -116,10 +116,10 @@ def _environment() -> dict[str, str]:
 def _port(process: "subprocess.Popen[bytes]", told: Path) -> int:
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until and process.poll() is None:
-        if " at http://127.0.0.1:" in (text := told.read_text()):
+        if " at http://127.0.0.1:" in (text := told.read_text(encoding="utf-8")):
             return int(text.rsplit(":", 1)[1])
         time.sleep(0.05)
-    last = told.read_text().strip().splitlines()[-1:] or ["it said nothing"]
+    last = told.read_text(encoding="utf-8").strip().splitlines()[-1:] or ["it said nothing"]
     raise BenchmarkError(f"the server did not start: {last[0]}")
 
 
@@ -258,10 +258,10 @@ def _timed(pid: int, work: Any) -> Run:
 
 
 def _spent(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
     return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM"))

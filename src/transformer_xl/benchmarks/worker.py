@@ -293,7 +293,7 @@ def seconds_of(work: Any) -> float:
 def memory_mb(line: str) -> float:
     """VmRSS now, VmHWM at most; where the kernel has no such lines, the most there ever was for both."""
     with suppress(OSError):
-        for told in Path("/proc/self/status").read_text().splitlines():
+        for told in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if told.startswith(f"{line}:"):
                 return int(told.split()[1]) / 1000
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
@@ -302,7 +302,7 @@ def memory_mb(line: str) -> float:
 def forget_peak_memory() -> None:
     """From here on the peak is that of working, not of loading. Only Linux can; elsewhere loading is counted."""
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def main() -> None:

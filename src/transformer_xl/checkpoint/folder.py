@@ -30,7 +30,7 @@ from transformer_xl.config import RunConfig
 from transformer_xl.config.fields import read
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, TransformerXLError
-from transformer_xl.files import atomic_folder, digest, write_json
+from transformer_xl.files import atomic_folder, digest, put_back, strange_file, write_json
 from transformer_xl.model import AnyModel, build_model
 
 CHECKSUMS = "checksums.json"
@@ -92,9 +92,8 @@ def write_checkpoint(
             save_tensors(training.tensors, temporary / "training.safetensors")
             write_json(temporary / "training.json", training.values)
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        (temporary / CHECKSUMS).write_text(
-            _canonical({str(path.relative_to(temporary)): digest(path) for path in files})
-        )
+        checksums = {str(path.relative_to(temporary)): digest(path) for path in files}
+        (temporary / CHECKSUMS).write_text(_canonical(checksums), encoding="utf-8")
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str] | None = None) -> None:
@@ -111,8 +110,11 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, 
 def verify(folder: Path) -> None:
     """Every file is there, none is added, each has its checksum; otherwise a CheckpointError that names the first that is not so."""
     way_out = "use an older checkpoint of the run, or a copy"
+    strange = strange_file(sorted(folder.rglob("*")))
+    if strange is not None:
+        raise CheckpointError(f"{strange} is a link or a special file, where a checkpoint has plain files; {way_out}")
     try:
-        text = (folder / CHECKSUMS).read_text()
+        text = (folder / CHECKSUMS).read_text(encoding="utf-8")
         checksums = json.loads(text)
         if not isinstance(checksums, dict) or text != _canonical(checksums):
             raise ValueError
@@ -134,11 +136,13 @@ def verify(folder: Path) -> None:
 
 def is_ours(path: Path | str) -> bool:
     """Whether a folder is a run or a checkpoint of ours, by its names."""
+    put_back(Path(path))
     return (Path(path) / CHECKSUMS).is_file() or RunFolder(path).checkpoints.is_dir()
 
 
 def verified_folder(path: Path | str) -> Path:
     """Of a run its best checkpoint, else its newest; a checkpoint's own folder is itself. Every checksum is right."""
+    put_back(Path(path))
     folder = Path(path) if (Path(path) / CHECKSUMS).is_file() else RunFolder(path).chosen_checkpoint()
     verify(folder)
     return folder
@@ -238,7 +242,7 @@ def same_tokenizer(folder: Path, store: Path) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except ValueError as error:

@@ -6,14 +6,17 @@ RUN/config.json environment.json metrics.jsonl README.md tensorboard/
 """
 
 import json
+import os
 import re
-import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import TEMPORARY, write_json
+from transformer_xl.files import clear_leftovers, open_plain, put_back_all, remove_folder, strange_file, write_json
 
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
+FILLING = ("evaluations", "samples", "figures")
+"""Folders that fill up as a run is used."""
 
 
 class RunFolder:
@@ -49,10 +52,41 @@ class RunFolder:
         return self.path / "lock"
 
     def made(self, name: str) -> Path:
-        """One of the folders that fill up as a run is used: evaluations, samples, figures."""
-        folder = self.path / name
+        """One of FILLING, or a folder like them."""
+        folder = self.inside(name)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def inside(self, *names: str) -> Path:
+        """A place in the run to write to. The run itself may be a link; within it, none is followed out of it."""
+        place = self.path.joinpath(*names)
+        self._refuse_links([*reversed(place.parents[: len(names) - 1]), place])
+        return place
+
+    def refuse_links(self) -> None:
+        """For who is about to write all over it: better now than after an hour of training."""
+        files = (self.lock, self.config, self.environment, self.metrics, self.card)
+        folders = (self.checkpoints, self.tensorboard, *(self.path / name for name in FILLING))
+        self._refuse_links([*files, *folders])
+        if self.checkpoints.is_dir():
+            self._refuse_links(sorted(self.checkpoints.iterdir()))
+
+    def refuse_name(self) -> None:
+        """safetensors writes to any path, and reads back none that is not UTF-8."""
+        try:
+            os.fsencode(self.path).decode("utf-8")
+        except UnicodeDecodeError:
+            raise CheckpointError(
+                f"{self.path} is no UTF-8, and what is saved under such a name could not be read again; choose another --run"
+            ) from None
+
+    def _refuse_links(self, paths: Iterable[Path]) -> None:
+        strange = strange_file(paths)
+        if strange is not None:
+            kind = "a symbolic link" if strange.is_symlink() else "neither a file nor a folder"
+            raise CheckpointError(
+                f"{strange} is {kind}, and nothing in a run is written through one; remove it (the run as a whole may be a link)"
+            )
 
     def checkpoint_at(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:08d}"
@@ -61,14 +95,16 @@ class RunFolder:
         """Steps that have a checkpoint, oldest first."""
         if not self.checkpoints.is_dir():
             return []
+        put_back_all(self.checkpoints)
         matches = (STEP_FOLDER.fullmatch(path.name) for path in self.checkpoints.iterdir() if path.is_dir())
         return sorted(int(match[1]) for match in matches if match)
 
     def best_step(self) -> int | None:
         """The step with the lowest validation loss so far, where one was measured and is still here."""
         try:
-            step = json.loads((self.checkpoints / "best.json").read_text())["step"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            with open_plain(self.checkpoints / "best.json", "r") as file:
+                step = json.load(file)["step"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return step if step in self.steps() else None
 
@@ -80,15 +116,12 @@ class RunFolder:
         best = self.best_step()
         for step in self.steps()[:-keep]:
             if step != best:
-                shutil.rmtree(self.checkpoint_at(step))
+                remove_folder(self.checkpoint_at(step))
 
     def clear_half_written(self) -> None:
-        """Removes what a killed trainer was writing: it can be as large as a checkpoint. For who holds the run's lock."""
-        for path in [*self.path.glob(f"{TEMPORARY}*"), *self.checkpoints.glob(f"{TEMPORARY}*")]:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        """Removes what a killed trainer was writing: it can be as large as a checkpoint."""
+        for folder in (self.path, self.checkpoints):
+            clear_leftovers(folder)
 
     def chosen_checkpoint(self) -> Path:
         """The one to use: the best by validation, else the newest."""

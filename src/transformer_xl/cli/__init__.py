@@ -4,6 +4,8 @@ A command whose name is a word of Python's (import) has a module with an undersc
 """
 
 import argparse
+import codecs
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -62,6 +64,7 @@ class UsageError(TransformerXLError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    speak_utf8()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages: a large gradient costs a fifth
     try:
         return dispatch(words)
@@ -83,6 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("txl: stopped", file=sys.stderr)
         return 130
+
+
+def speak_utf8() -> None:
+    """Text of a model can hold any letter, and an ASCII locale only says that nobody chose one. What cannot be printed elsewhere is escaped."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        ascii_only = codecs.lookup(sys.stdout.encoding).name == "ascii"
+        sys.stdout.reconfigure(encoding="utf-8" if ascii_only else None, errors="backslashreplace")
 
 
 def dispatch(words: list[str]) -> int:

@@ -131,7 +131,7 @@ def out_folder(arguments: argparse.Namespace, loaded: "Loaded") -> Path:
         return Path(arguments.out)
     if loaded.checkpoint.run is None:
         raise ConfigError(f"{arguments.run} is in no run's folder; say where to write with --out DIR")
-    return loaded.checkpoint.run.path / "figures" / f"attention-{source_name(arguments)}"
+    return loaded.checkpoint.run.inside("figures", f"attention-{source_name(arguments)}")
 
 
 def source_name(arguments: argparse.Namespace) -> str:

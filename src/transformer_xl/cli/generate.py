@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.library import load
 
     prompt = read_prompt(arguments)
+    arguments.stop = [typed_text("--stop", text) for text in arguments.stop]
     sampling = Sampling(**{name: getattr(arguments, name) for name in CHANCE if getattr(arguments, name) is not None})
     loaded = load(arguments.run, memory=arguments.memory, device=arguments.device)
     if arguments.paper:
@@ -163,7 +164,7 @@ def whole(arguments: argparse.Namespace, loaded: "Loaded", prompt: str, sampling
 
 def read_prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt_file is None:
-        return str(arguments.prompt)
+        return typed_text("--prompt", arguments.prompt)
     name = "standard input" if arguments.prompt_file == "-" else arguments.prompt_file
     try:
         raw = sys.stdin.buffer.read() if arguments.prompt_file == "-" else Path(arguments.prompt_file).read_bytes()
@@ -174,6 +175,14 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         raise InputError(
             f"--prompt-file: {name} does not exist; write the prompt into it, or give it with --prompt"
         ) from None
+
+
+def typed_text(option: str, word: str) -> str:
+    """What Python cannot read as the locale's letters it hands on byte by byte. Text is UTF-8, whatever the locale."""
+    try:
+        return word.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise InputError(f"{option} is not UTF-8; convert it, or give it in a file with --prompt-file") from None
 
 
 def paper(arguments: argparse.Namespace, loaded: "Loaded", sampling: "Sampling") -> int:

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     model, evaluation = imported.model, imported.evaluation
     tokenizer = imported.vocabulary.tokenizer
     if arguments.json:
-        provenance = json.loads((arguments.out / "provenance.json").read_text())
+        provenance = json.loads((arguments.out / "provenance.json").read_text(encoding="utf-8"))
         facts = {"run": str(arguments.out), "parameters": imported.parameters, "vocabulary": tokenizer.size}
         print(json.dumps({**facts, "tokenizer": tokenizer.kind, "step": imported.step, **provenance}, indent=2))
         return 0

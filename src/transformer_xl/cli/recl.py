@@ -193,7 +193,7 @@ def read_runs(
         for path, one, evaluation in zip(arguments.runs, loaded, settings, strict=True)
     ]
     run_folder = first.checkpoint.run
-    return members, run_folder.made("evaluations") / "recl" if run_folder else None
+    return members, run_folder.inside("evaluations", "recl") if run_folder else None
 
 
 def chosen_evaluation(arguments: argparse.Namespace, loaded: "list[Loaded]") -> "list[EvaluationConfig]":

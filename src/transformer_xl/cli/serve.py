@@ -73,9 +73,11 @@ def api_key(file: str | None) -> str | None:
     if file is None:
         return os.environ.get("TXL_API_KEY") or None
     try:
-        key = Path(file).read_text().strip()
+        key = Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise InputError(f"--api-key-file: {file} cannot be read ({error.strerror}); give a file with a key") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--api-key-file: {file} is not UTF-8; write a key into it") from None
     if not key:
         raise InputError(f"--api-key-file: {file} is empty; write a key into it")
     return key

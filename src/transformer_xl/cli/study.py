@@ -46,6 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(value, indent=2))
         return 0
-    print(page.read_text())
+    print(page.read_text(encoding="utf-8"))
     print(f"page: {page}\nfigures: {page.with_suffix('.json')}")
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from transformer_xl.data.store import MANIFEST, Manifest, Store, finish_store, open_store
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import DataError
-from transformer_xl.files import atomic_folder
+from transformer_xl.files import atomic_folder, put_back
 
 
 @contextmanager
@@ -18,6 +18,8 @@ def store_folder(out: Path) -> Iterator[Path]:
 
     Everything that reads text raises DataError by itself, so an OSError that arrives here is about the target.
     """
+    out = out.resolve()  # a link to a larger disk is followed, not replaced
+    put_back(out)
     if out.exists() and not (out / MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} exists and is no data store; choose another --out, or remove it first")
     try:

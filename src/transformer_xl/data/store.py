@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
 from transformer_xl.errors import DataError, suggest
-from transformer_xl.files import digest, write_json
+from transformer_xl.files import digest, put_back, strange_file, write_json
 from transformer_xl.progress import progress
 
 VERSION = 1
@@ -137,6 +137,12 @@ class Store:
     def splits(self) -> tuple[str, ...]:
         return tuple(split.name for split in self.manifest.splits)
 
+    def fingerprint(self) -> str:
+        """Of the text that training reads, wherever it lies: two stores that have the same hold the same tokens in the same order."""
+        read = [split for split in self.manifest.splits if split.name in ("train", "valid")]
+        sums = sorted((split.name, file.name, file.sha256) for split in read for file in split.files)
+        return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
     def split(self, name: str) -> Split:
         for record in self.manifest.splits:
             if record.name == name:
@@ -148,7 +154,13 @@ class Store:
 def open_store(path: Path | str, *, verify: bool = False) -> Store:
     """Checks that every file is there with its size; `verify` reads them all and checks their checksums too."""
     folder = Path(path)
+    put_back(folder)
     place = folder / MANIFEST
+    strange = strange_file(sorted(folder.glob("*")))
+    if strange is not None:
+        raise DataError(
+            f"{strange} is a link or a special file, where a store has plain files; prepare the store again"
+        )
     if not place.is_file():
         raise DataError(
             f"{folder} holds no data store (there is no {MANIFEST}); make one with: txl prepare NAME --out {folder}"
@@ -157,12 +169,15 @@ def open_store(path: Path | str, *, verify: bool = False) -> Store:
         value = json.loads(place.read_bytes())
         version = value["version"]
         manifest = Manifest.from_json(value) if version == VERSION else None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{place} is damaged ({what}); prepare the store again") from error
     if manifest is None:
         raise DataError(f"{place} has version {version}, this program reads {VERSION}; prepare the store again")
     files = [file for split in manifest.splits for file in split.files]
+    for name in (*(split.name for split in manifest.splits), *(file.name for file in files)):
+        if Path(name).name != name:
+            raise DataError(f"{place} is damaged ({name!r} is no name of a file in it); prepare the store again")
     for record in files:
         _check_size(folder / record.name, record)
     if verify:

@@ -19,7 +19,7 @@ from transformer_xl.interop.torch_files import read_torch_file
 
 
 def main(folder: Path) -> None:
-    request = json.loads((folder / "request.json").read_text())
+    request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     gc.disable()  # a big vocabulary is a million values without a cycle
     limit(memory=request["memory"], seconds=request["seconds"], output=request["bytes"])
     read_jobs(request["jobs"], folder=folder)
@@ -59,11 +59,11 @@ def read(path: Path, *, role: str, folder: Path) -> None:
         own = {name: place for name, place in found.tensors.items() if name not in aliases}
         write_safetensors(target, bytes_of(own, file))
         facts = {"kind": found.kind, "aliases": aliases, **found.facts}
-    (folder / f"{role}.json").write_text(json.dumps(facts))
+    (folder / f"{role}.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def refuse(folder: Path, path: Path, sentence: str) -> None:
-    (folder / "refused.json").write_text(json.dumps({"path": str(path), "sentence": sentence}))
+    (folder / "refused.json").write_text(json.dumps({"path": str(path), "sentence": sentence}), encoding="utf-8")
 
 
 def limit(*, memory: int, seconds: int, output: int) -> None:

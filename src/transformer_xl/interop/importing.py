@@ -1,6 +1,5 @@
 """A foreign checkpoint -> an ordinary run folder: files found, read (`foreign.py`), given a tokenizer and a configuration, written at once."""
 
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from transformer_xl import __version__
 from transformer_xl.checkpoint import About, RunFolder, TrainingState, write_checkpoint
 from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
-from transformer_xl.files import TEMPORARY, atomic_folder, digest, write_json
+from transformer_xl.files import atomic_folder, digest, hidden_folder, write_json
 from transformer_xl.interop.foreign import Lengths, Read, read_source
 from transformer_xl.interop.optimisers import State
 from transformer_xl.interop.sources import Source, find_source
@@ -49,10 +48,10 @@ def import_run(source: Path, out: Path, *, lengths: Lengths, vocabulary: Path | 
         raise CheckpointError(f"{out} exists already; choose another folder for the imported run")
     found = find_source(source)
     parent = next(folder for folder in out.absolute().parents if folder.is_dir())
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=parent) as scratch:
+    with hidden_folder(parent) as scratch:
         try:
-            read = read_source(found, lengths=lengths, scratch=Path(scratch))
-            chosen, file = _vocabulary(found, read, asked=vocabulary, scratch=Path(scratch) / "vocabulary")
+            read = read_source(found, lengths=lengths, scratch=scratch)
+            chosen, file = _vocabulary(found, read, asked=vocabulary, scratch=scratch / "vocabulary")
             config = _run_config(read, lengths)
         except ImportRefused:
             raise

@@ -46,11 +46,11 @@ def read_foreign(jobs: Mapping[str, Path], *, folder: Path) -> dict[str, Content
         "seconds": seconds,
         "bytes": SPARE_OUTPUT + total,
     }
-    (folder / "request.json").write_text(json.dumps(request))
+    (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
     names = ", ".join(str(path) for path in jobs.values())
     code = _run(folder, title=f"reading {', '.join(path.name for path in jobs.values())}", total=total, seconds=seconds)
     if (folder / "refused.json").is_file():
-        refused = json.loads((folder / "refused.json").read_text())
+        refused = json.loads((folder / "refused.json").read_text(encoding="utf-8"))
         raise ImportRefused(f"{refused['path']}: {refused['sentence']}")
     if code != 0:
         raise ImportRefused(
@@ -89,7 +89,7 @@ def _run(folder: Path, *, title: str, total: int, seconds: int) -> int:
 
 def _contents(folder: Path, role: str, path: Path) -> Contents:
     try:
-        facts = json.loads((folder / f"{role}.json").read_text())
+        facts = json.loads((folder / f"{role}.json").read_text(encoding="utf-8"))
         flat = load_file(folder / f"{role}.safetensors")
     except (OSError, ValueError, SafetensorError):
         raise ImportRefused(f"{path}: it could not be read whole") from None

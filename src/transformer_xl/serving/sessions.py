@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import atomic_folder, write_json
+from transformer_xl.files import atomic_folder, put_back, put_back_all, write_json
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader, make_engine, restore_engine
 from transformer_xl.serving.bodies import SESSION_NAME
@@ -110,6 +110,7 @@ class Sessions:
     def saved(self) -> list[str]:
         if self._folder is None:
             raise Refusal(409, NO_FOLDER)
+        put_back_all(self._folder)
         return sorted(path.name for path in self._folder.iterdir() if re.fullmatch(SESSION_NAME, path.name))
 
     def save(self, session: Session, name: str) -> int:
@@ -123,8 +124,9 @@ class Sessions:
 
     def read_saved(self, name: str, models: list[Served]) -> Session:
         path = self._path(name)
+        put_back(path)
         try:
-            about = json.loads((path / ABOUT).read_text())
+            about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
             served = next((one for one in models if one.fingerprint == about["model"]), None)
             if served is None:
                 raise Refusal(409, "this session was saved by a model that is not served here; serve its run again")

@@ -128,7 +128,7 @@ def check_run(run: RunFolder, asked: Asked, *, store: Store) -> None:
     if changed:
         raise CheckpointError(f"{run.path} was made with another configuration ({', '.join(changed[:3])}); {way_out}")
     with suppress(FileNotFoundError, ValueError):
-        rule = json.loads((checkpoint / "about.json").read_text()).get("rule")
+        rule = json.loads((checkpoint / "about.json").read_text(encoding="utf-8")).get("rule")
         if rule != store.manifest.rule or not same_tokenizer(checkpoint, store.folder):
             raise CheckpointError(f"{run.path} was trained on other data than {store.folder}; {way_out}")
 
@@ -139,7 +139,7 @@ def remembered(
     """What `compute` returns, from the run's evaluations where it was computed before under the same key."""
     path = RunFolder(folder).made("evaluations") / f"study-{name}.json"
     with suppress(FileNotFoundError, ValueError, KeyError):
-        saved = json.loads(path.read_text())
+        saved = json.loads(path.read_text(encoding="utf-8"))
         if saved["key"] == key:
             return dict(saved["found"])
     found = compute()

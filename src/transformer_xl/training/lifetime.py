@@ -9,6 +9,7 @@ from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import open_plain
 from transformer_xl.progress import Advance
 from transformer_xl.training.ranks import ALONE, Ranks
 
@@ -19,8 +20,10 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
     if not ranks.first:
         yield
         return
+    run.refuse_name()
     run.path.mkdir(parents=True, exist_ok=True)
-    with run.lock.open("a+") as file:
+    run.refuse_links()
+    with open_plain(run.lock, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,6 +11,7 @@ from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.errors import TransformerXLError
 from transformer_xl.evaluation import UNIT_NAMES, Figures, evaluate, make_rule
+from transformer_xl.files import write_text
 from transformer_xl.generation import Sampling, generate, start_tokens
 from transformer_xl.model import AnyModel
 from transformer_xl.progress import progress, say
@@ -190,7 +191,7 @@ def sample(model: AnyModel, session: Session, run: RunFolder, store: Store) -> N
     prompt = start_tokens(store.tokenizer, "")
     drawn = list(generate(model, prompt, tokens=SAMPLE_TOKENS, sampling=Sampling(seed=session.config.training.seed)))
     path = run.made("samples") / f"step-{session.step:08d}.txt"
-    path.write_text(store.tokenizer.decode(drawn) + "\n", encoding="utf-8")
+    write_text(path, store.tokenizer.decode(drawn) + "\n")
 
 
 def save(session: Session, run: RunFolder, store: Store, validation: Measured | None) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from transformer_xl import __version__
 from transformer_xl.checkpoint import RunFolder
-from transformer_xl.files import write_json, write_text
+from transformer_xl.files import open_plain, write_json, write_text
+from transformer_xl.progress import say
 from transformer_xl.training.ranks import Ranks
 
 
@@ -30,12 +31,17 @@ class Metrics:
         with contextlib.suppress(ImportError):
             from torch.utils.tensorboard.writer import SummaryWriter
 
-            self._events = SummaryWriter(str(run.tensorboard), purge_step=from_step + 1)
+            try:
+                self._events = SummaryWriter(str(run.tensorboard), purge_step=from_step + 1)
+            except UnicodeEncodeError:
+                say(
+                    f"TensorBoard cannot write to {run.tensorboard} under this locale; metrics.jsonl has the same figures"
+                )
 
     def write(self, kind: str, *, step: int, **values: float) -> None:
         if not self._writing:
             return
-        with self.path.open("a") as file:
+        with open_plain(self.path, "a") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         if self._events is not None:
             for name, value in values.items():
@@ -48,9 +54,9 @@ class Metrics:
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The lines that are whole; a killed run may leave half a line at the end."""
-    if not path.exists():
+    if not path.is_file():
         return
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             yield json.loads(line)
 

@@ -12,7 +12,7 @@ from transformer_xl.checkpoint.folder import CHECKSUMS, read_about, read_config
 from transformer_xl.config import RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import write_json
+from transformer_xl.files import put_back, write_json
 from transformer_xl.progress import say
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.session import Session
@@ -46,6 +46,7 @@ def start_or_resume(
             raise CheckpointError(
                 f"{store.folder} has another vocabulary than {checkpoint} was trained on; give the data it began with"
             )
+        check_same_data(state, store, checkpoint)
         session.restore(state, weights=load_file(checkpoint / "model.safetensors"))
         say(f"going on from step {session.step} ({checkpoint})")
         if ranks.first and checkpoint.parent == run.checkpoints:
@@ -75,6 +76,7 @@ def checkpoint_to_go_on_from(run: RunFolder, resume: str) -> Path | None:
             raise CheckpointError(f"{run.path} already holds a run; go on with --resume auto, or choose another --run")
         return None
     path = Path(resume)
+    put_back(path)
     checkpoint = path if (path / CHECKSUMS).is_file() else newest_sound_checkpoint(RunFolder(path))
     if checkpoint is None:
         raise CheckpointError(f"{resume} holds no checkpoint to go on from; name a run or one of its checkpoints")
@@ -102,6 +104,18 @@ def free_to_change(state: TrainingState) -> set[str]:
         return set()
     has_momenta = any(name.startswith("optimiser.") for name in state.tensors)
     return {*MUST_STAY} - ({"optimiser"} if has_momenta else set())
+
+
+def check_same_data(state: TrainingState, store: Store, checkpoint: Path) -> None:
+    """A place in one text is no place in another. An imported run has none; and those saved before fingerprints were kept are believed."""
+    if state.values.get("lanes") is None:
+        return
+    if "data" not in state.values:
+        say(f"{checkpoint} does not say which text it was trained on; going on with {store.folder}, unchecked")
+    elif state.values["data"] != store.fingerprint():
+        raise CheckpointError(
+            f"{store.folder} holds other text than {checkpoint} was trained on; give the --data it began with, or train on this text in another --run"
+        )
 
 
 def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path, *, free: Collection[str] = ()) -> None:

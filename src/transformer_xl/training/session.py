@@ -54,6 +54,8 @@ class Session:
     scaler: GradScaler
     lanes: Lanes | SentenceLanes
     average: Average
+    data: str
+    """Whose text it is trained on: the store's fingerprint."""
     memories: list[AnyMemory | None]
     """One for each micro-batch of this rank."""
     step: int = 0
@@ -89,6 +91,7 @@ class Session:
             scaler=GradScaler(device.type, enabled=config.training.precision == "float16"),
             lanes=_lanes(config, store),
             average=Average(config.training),
+            data=store.fingerprint(),
             memories=[None] * config.training.accumulation,
         )
 
@@ -135,6 +138,7 @@ class Session:
             "average_count": self.average.count,
             "window": vars(self.window),
             "lanes": self.lanes.state(),
+            "data": self.data,
             "scaler": self.scaler.state_dict(),
         }
         if self.ranks.count > 1:
