@@ -139,10 +139,14 @@ def test_what_transformers_saved_becomes_a_run_again(any_run, tmp_path, capsys):
     for name, value in model.transformer.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    config["model"]["n_layer"] = 10**9
-    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ImportRefused, match=r"config.json: 1000000000 layers for a file of \d+ tensors"):
-        txl.from_pretrained(tmp_path / "saved")
+    for layers, said in (
+        (10**9, "model.n_layer: 1000000000 is too large"),
+        (4000, r"4,000 layers for a file of \d+ tensors"),
+    ):
+        config["model"]["n_layer"] = layers
+        (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ImportRefused, match=said):
+            txl.from_pretrained(tmp_path / "saved")
 
 
 def test_checkpoints_runs_from_before_and_imported_runs_open(trained_run, tmp_path):

@@ -68,7 +68,7 @@ class RunFolder:
         """The step with the lowest validation loss so far, where one was measured and is still here."""
         try:
             step = json.loads((self.checkpoints / "best.json").read_text())["step"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return step if step in self.steps() else None
 
