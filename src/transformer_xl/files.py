@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,9 @@ def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=path.suffix, dir=path.parent)
     try:
-        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+        # The same bytes on every system: a vocabulary's lines end in \n.
+        as_text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+        with os.fdopen(descriptor, mode, **as_text) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -87,11 +90,13 @@ def write_json(path: Path | str, value: object) -> None:
 
 
 def sync_file(path: Path) -> None:
-    with path.open("rb") as file:
+    with path.open("r+b" if sys.platform == "win32" else "rb") as file:  # Windows writes out only what may be written
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
+    if sys.platform == "win32":  # where a folder cannot be opened, and its names are written out with its files
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

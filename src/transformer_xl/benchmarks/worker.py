@@ -12,7 +12,6 @@ which only our interpreter imports.
 import gc
 import json
 import os
-import resource
 import sys
 import time
 from contextlib import suppress
@@ -23,6 +22,11 @@ from typing import Any, Protocol, cast
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 PACKAGES = {"huggingface": ("transformers.models.transfo_xl.modeling_transfo_xl",)}
 OUR_PACKAGES = ("transformer_xl.benchmarks.ours",)
@@ -291,11 +295,13 @@ def seconds_of(work: Any) -> float:
 
 
 def memory_mb(line: str) -> float:
-    """VmRSS now, VmHWM at most; where the kernel has no such lines, the most there ever was for both."""
+    """VmRSS now, VmHWM at most; where the kernel has no such lines, the most there ever was for both, and 0 where nobody tells."""
     with suppress(OSError):
         for told in Path("/proc/self/status").read_text().splitlines():
             if told.startswith(f"{line}:"):
                 return int(told.split()[1]) / 1000
+    if resource is None:
+        return 0.0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 

@@ -93,7 +93,7 @@ def write_checkpoint(
             write_json(temporary / "training.json", training.values)
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         (temporary / CHECKSUMS).write_text(
-            _canonical({str(path.relative_to(temporary)): digest(path) for path in files})
+            _canonical({path.relative_to(temporary).as_posix(): digest(path) for path in files})
         )
 
 
@@ -122,7 +122,7 @@ def verify(folder: Path) -> None:
         ) from None
     except (ValueError, RecursionError):
         raise CheckpointError(f"{folder / CHECKSUMS} is damaged; {way_out}") from None
-    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {CHECKSUMS}
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {CHECKSUMS}
     for name in sorted(checksums.keys() | present):
         if name not in present:
             raise CheckpointError(f"{folder / name} is missing; {way_out}")

@@ -1,6 +1,5 @@
 """The borders of a training process: one trainer to a run, and a stop that is asked for, not suffered."""
 
-import fcntl
 import os
 import signal as signals
 from collections.abc import Iterator
@@ -9,8 +8,13 @@ from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError
-from transformer_xl.progress import Advance
+from transformer_xl.progress import Advance, say
 from transformer_xl.training.ranks import ALONE, Ranks
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -20,6 +24,10 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
         yield
         return
     run.path.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        say(f"this system has no locks for files: see to it that nobody else trains {run.path} meanwhile")
+        yield
+        return
     with run.lock.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

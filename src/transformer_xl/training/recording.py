@@ -3,7 +3,6 @@
 import contextlib
 import json
 import platform
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,11 @@ from transformer_xl import __version__
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.files import write_json, write_text
 from transformer_xl.training.ranks import Ranks
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 
 class Metrics:
@@ -79,5 +83,8 @@ def write_environment(run: RunFolder, *, command: str, ranks: Ranks) -> None:
 
 
 def peak_memory_mb() -> float:
+    """0 where the system does not tell."""
+    if resource is None:
+        return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
