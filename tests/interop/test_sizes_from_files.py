@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformer_xl.checkpoint import About, RunFolder, load_checkpoint, write_c
 from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.data.tokenizers import NumberTokenizer, load_tokenizer
-from transformer_xl.errors import CheckpointError, DataError, InputError, TransformerXLError
+from transformer_xl.errors import CheckpointError, DataError, ImportRefused, InputError, TransformerXLError
 from transformer_xl.files import digest
 from transformer_xl.inference import make_engine
 from transformer_xl.interop.foreign import Lengths
@@ -183,6 +184,22 @@ def test_a_memory_larger_than_the_machine_is_refused_where_it_would_be_made(tmp_
         ):
             use()
     assert load(tmp_path / "run", memory=4).engine().memory == 4
+
+
+@pytest.mark.parametrize("name", ["archive/data.pkl", "archive/data/0"])
+def test_a_compressed_checkpoint_is_refused_before_it_grows(name, tmp_path):
+    """torch never compresses: what is compressed was made to grow, here from 300 kB to 300 MB."""
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "good.pt")
+    with zipfile.ZipFile(tmp_path / "good.pt") as good, zipfile.ZipFile(tmp_path / "model.pt", "w") as bomb:
+        for entry in good.infolist():
+            inside = "archive/" + entry.filename.partition("/")[2]
+            grown = inside == name
+            method = zipfile.ZIP_DEFLATED if grown else zipfile.ZIP_STORED
+            bomb.writestr(inside, bytes(300 << 20) if grown else good.read(entry), compress_type=method)
+    assert (tmp_path / "model.pt").stat().st_size < 1_000_000
+    with pytest.raises(ImportRefused, match=f"{name} is compressed, which torch never does"):
+        import_run(tmp_path / "model.pt", tmp_path / "run", lengths=Lengths())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,13 @@ import sys
 import time
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 PACKAGES = {"huggingface": ("transformers.models.transfo_xl.modeling_transfo_xl",)}
 OUR_PACKAGES = ("transformer_xl.benchmarks.ours",)
@@ -300,8 +296,10 @@ def memory_mb(line: str) -> float:
         for told in Path("/proc/self/status").read_text().splitlines():
             if told.startswith(f"{line}:"):
                 return int(told.split()[1]) / 1000
-    if resource is None:
+    if find_spec("resource") is None:  # Windows
         return 0.0
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 

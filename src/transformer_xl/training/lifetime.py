@@ -4,17 +4,13 @@ import os
 import signal as signals
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError
 from transformer_xl.progress import Advance, say
 from transformer_xl.training.ranks import ALONE, Ranks
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -24,10 +20,12 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
         yield
         return
     run.path.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
+    if find_spec("fcntl") is None:  # Windows
         say(f"this system has no locks for files: see to it that nobody else trains {run.path} meanwhile")
         yield
         return
+    import fcntl
+
     with run.lock.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

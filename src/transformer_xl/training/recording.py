@@ -5,6 +5,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,6 @@ from transformer_xl import __version__
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.files import write_json, write_text
 from transformer_xl.training.ranks import Ranks
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 
 class Metrics:
@@ -84,7 +80,9 @@ def write_environment(run: RunFolder, *, command: str, ranks: Ranks) -> None:
 
 def peak_memory_mb() -> float:
     """0 where the system does not tell."""
-    if resource is None:
+    if find_spec("resource") is None:  # Windows
         return 0.0
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
