@@ -3,12 +3,16 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST, BEHIND = 2000, 500
+"""Characters of a sentence, and how many of them are its end, where the way out stands."""
+
 
 class TransformerXLError(Exception):
-    """Base of every error meant for people: one line, whatever characters stand in a name that a file gave us."""
+    """Base of every error meant for people: one line that fits a screen, whatever stands in a name that a file gave us."""
 
     def __str__(self) -> str:
-        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in super().__str__())
+        text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in super().__str__())
+        return text if len(text) <= LONGEST else f"{text[: LONGEST - BEHIND]} ... {text[-BEHIND:]}"
 
 
 class ConfigError(TransformerXLError):

@@ -34,6 +34,8 @@ from typing import IO, Any
 TEMPORARY = ".txl-partial-"
 ASIDE = ".txl-aside-"
 AT_FDCWD = -100
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Neither to where a link leads nor waiting at a pipe, where a system has such things."""
 EXCHANGE = 2
 """RENAME_EXCHANGE of Linux' renameat2, and RENAME_SWAP of renamex_np on macOS."""
 
@@ -45,8 +47,10 @@ def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
     if not path.parent.is_dir():  # said here, for the temporary file's own error would name a file nobody asked for
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     clear_leftovers(path.parent)
+    # The same bytes on every system: a vocabulary's lines end in \n.
+    as_text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with _naming(path), _hidden_file(path.parent, suffix=path.suffix) as (temporary, descriptor):
-        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8", closefd=False) as file:
+        with os.fdopen(descriptor, mode, **as_text, closefd=False) as file:
             yield file
             file.flush()
             os.fsync(descriptor)
@@ -195,7 +199,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 @cache
 def _exchanging_call() -> Any:
-    with suppress(OSError, AttributeError):  # a C library that has no such call
+    with suppress(OSError, AttributeError, TypeError):  # a C library that has no such call
         library = ctypes.CDLL(None)
         if sys.platform == "darwin":
             return lambda one, other: library.renamex_np(one, other, EXCHANGE)
@@ -236,9 +240,16 @@ def _aside(path: Path) -> Path:
 def _held(path: Path, *, wait: bool) -> Iterator[bool]:
     """Whether `path` is still there and is ours while the block lasts. The lock is on the thing, not on its name: it goes with it when it is renamed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | NO_LINK)
     except FileNotFoundError:
         descriptor = None
+    except PermissionError:
+        if (
+            sys.platform != "win32"
+        ):  # which opens no folders: a writer goes on without a lock, and who only clears does not dare
+            raise
+        yield wait
+        return
     if descriptor is None:
         yield False
         return
@@ -249,8 +260,10 @@ def _held(path: Path, *, wait: bool) -> Iterator[bool]:
 
 
 def _lock(descriptor: int, *, wait: bool) -> bool:
-    import fcntl
-
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        return wait
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -286,7 +299,7 @@ def open_plain(path: Path, mode: str) -> IO[str]:
 
     def opener(name: str, flags: int) -> int:
         try:
-            descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            descriptor = os.open(name, flags | NO_LINK, 0o666)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise _not_plain(name) from None
@@ -346,11 +359,13 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    with path.open("rb") as file:
+    with path.open("r+b" if sys.platform == "win32" else "rb") as file:  # Windows writes out only what may be written
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
+    if sys.platform == "win32":  # where a folder cannot be opened, and its names are written out with its files
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

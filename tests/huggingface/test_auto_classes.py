@@ -139,10 +139,38 @@ def test_what_transformers_saved_becomes_a_run_again(any_run, tmp_path, capsys):
     for name, value in model.transformer.state_dict().items():
         assert torch.equal(again.model.state_dict()[name], value), name
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    config["model"]["n_layer"] = 10**9
-    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ImportRefused, match=r"config.json: 1000000000 layers for a file of \d+ tensors"):
-        txl.from_pretrained(tmp_path / "saved")
+    for layers, said in (
+        (10**9, "model.n_layer: 1000000000 is too large"),
+        (4000, r"4,000 layers for a file of \d+ tensors"),
+    ):
+        config["model"]["n_layer"] = layers
+        (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ImportRefused, match=said):
+            txl.from_pretrained(tmp_path / "saved")
+
+
+def test_a_saved_folder_must_hold_the_weights_of_its_configuration(trained_run, tmp_path):
+    """transformers makes room for what is missing, as large as the configuration says, and draws nothing into it."""
+    from safetensors.torch import load_file, save_file
+
+    model, _ = opened(trained_run)
+    model.save_pretrained(tmp_path)
+    config, weights = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    for field, value in {"vocabulary": 2**31 - 2, "d_inner": 2**31 - 2, "n_layer": 4000, "d_model": 2**31 - 2}.items():
+        (tmp_path / "config.json").write_text(json.dumps({**config, "model": {**config["model"], field: value}}))
+        with pytest.raises(CheckpointError, match=r"has shape|exists on one side|layers for a file|larger than any"):
+            opened(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    del weights["transformer.vocabulary.bias_V"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"vocabulary\.bias_V exists on one side only"):
+        opened(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="damaged"):
+        opened(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors"):
+        opened(tmp_path)
 
 
 def test_checkpoints_runs_from_before_and_imported_runs_open(trained_run, tmp_path):

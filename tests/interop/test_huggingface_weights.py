@@ -113,7 +113,7 @@ def test_wrong_checkpoints_are_refused_by_name():
     for name, state in [*wrong.items(), (FREQUENCIES, cut)]:
         with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
             weights_from_huggingface(state, config)
-    with pytest.raises(CheckpointError, match="one side only"):
+    with pytest.raises(CheckpointError, match="2 layers for a file of 0 tensors"):
         weights_to_huggingface({}, config)
     told = config_to_huggingface(config)
     with pytest.raises(CheckpointError, match="untie_r"):

@@ -35,7 +35,12 @@ def _torch() -> str:
 
 
 def _make(folder: Path) -> None:
-    from fcntl import LOCK_EX, flock
+    try:
+        from fcntl import LOCK_EX, flock
+    except ImportError:
+        raise BenchmarkError(
+            "--against: the other implementation is installed for Linux and macOS only; leave it out"
+        ) from None
 
     packages = [f"torch=={_torch()}", f"numpy=={version('numpy')}", f"transformers=={TRANSFORMERS}"]
     say(f"installing {', '.join(packages)} into {folder} (once; about 1 GB)")

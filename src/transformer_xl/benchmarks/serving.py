@@ -189,6 +189,10 @@ async def _first_token(port: int, *, prompt: str) -> float:
 
 
 def measure_serving(*, scale: Scale, rounds: int) -> ServingResult:
+    if not Path("/proc/self/stat").exists():
+        raise BenchmarkError(
+            "serving: the server's time and memory are read from /proc, which only Linux has; take another benchmark"
+        )
     prompt = "It was a bright cold day in April, and the clocks were striking thirteen. " * 30
     firsts: list[float] = []
     with server(scale) as (port, pid), progress("bench serving", total=rounds, unit="rounds") as advance:

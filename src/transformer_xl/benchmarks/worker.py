@@ -12,11 +12,11 @@ which only our interpreter imports.
 import gc
 import json
 import os
-import resource
 import sys
 import time
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -291,11 +291,15 @@ def seconds_of(work: Any) -> float:
 
 
 def memory_mb(line: str) -> float:
-    """VmRSS now, VmHWM at most; where the kernel has no such lines, the most there ever was for both."""
+    """VmRSS now, VmHWM at most; where the kernel has no such lines, the most there ever was for both, and 0 where nobody tells."""
     with suppress(OSError):
         for told in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if told.startswith(f"{line}:"):
                 return int(told.split()[1]) / 1000
+    if find_spec("resource") is None:  # Windows
+        return 0.0
+    import resource
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 

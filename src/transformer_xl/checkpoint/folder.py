@@ -29,9 +29,9 @@ from transformer_xl.checkpoint.run_folder import RunFolder
 from transformer_xl.config import RunConfig
 from transformer_xl.config.fields import read
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
-from transformer_xl.errors import CheckpointError, TransformerXLError
+from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, put_back, strange_file, write_json
-from transformer_xl.model import AnyModel, build_model
+from transformer_xl.model import AnyModel, build_shapes
 
 CHECKSUMS = "checksums.json"
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def write_checkpoint(
             save_tensors(training.tensors, temporary / "training.safetensors")
             write_json(temporary / "training.json", training.values)
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        checksums = {str(path.relative_to(temporary)): digest(path) for path in files}
+        checksums = {path.relative_to(temporary).as_posix(): digest(path) for path in files}
         (temporary / CHECKSUMS).write_text(_canonical(checksums), encoding="utf-8")
 
 
@@ -122,9 +122,9 @@ def verify(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} is no checkpoint (there is no {CHECKSUMS}); name a run or one of its checkpoints"
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise CheckpointError(f"{folder / CHECKSUMS} is damaged; {way_out}") from None
-    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {CHECKSUMS}
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {CHECKSUMS}
     for name in sorted(checksums.keys() | present):
         if name not in present:
             raise CheckpointError(f"{folder / name} is missing; {way_out}")
@@ -153,13 +153,19 @@ def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> 
     folder = verified_folder(path)
     config = read_config(folder / "config.json")
     model = load_model(folder / "model.safetensors", config=config).to(device).eval()
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    if tokenizer.size != config.model.vocabulary:
+        raise CheckpointError(
+            f"{folder / 'tokenizer'} has {tokenizer.size:,} tokens where config.json says {config.model.vocabulary:,} (model.vocabulary);"
+            " it is another model's"
+        )
     run = RunFolder(folder.parents[1]) if folder.parent.name == "checkpoints" else None
     return Checkpoint(
         folder=folder,
         config=config,
         about=read_about(folder / "about.json"),
         model=model,
-        tokenizer=load_tokenizer(folder / "tokenizer"),
+        tokenizer=tokenizer,
         run=run,
     )
 
@@ -190,14 +196,9 @@ def load_model(path: Path, *, config: RunConfig) -> AnyModel:
     except (SafetensorError, FileNotFoundError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); it is damaged or no safetensors file") from None
     try:
-        with torch.device("meta"):
-            model = build_model(config.model)
-    except RuntimeError:  # sizes whose product is no size
-        sizes = {name: value for name, value in asdict(config.model).items() if type(value) is int}
-        name = max(sizes, key=lambda name: sizes[name])
-        raise CheckpointError(
-            f"{path}: config.json asks for tensors larger than any can be (model.{name} is {sizes[name]:,})"
-        ) from None
+        model = build_shapes(config.model)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: config.json, {error}") from None
     expected = model.state_dict()
     for name in sorted(expected.keys() | weights.keys()):
         if name not in weights:
@@ -245,7 +246,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no table of fields")

@@ -3,6 +3,7 @@ fields are refused by their dotted name. Knows no particular configuration.
 """
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ from transformer_xl.errors import ConfigError, suggest
 
 T = TypeVar("T")
 LARGEST_SIZE = 2**31 - 1
+LARGEST_SEED = 2**63 - 1
+MOST_PARTS = 4096
+"""Layers, classifiers or clusters: none was ever built of as many, and a file can ask for a million."""
 
 
 def read(kind: type[T], value: object, *, name: str) -> T:
@@ -53,7 +57,10 @@ def convert(hint: Any, value: object, *, name: str) -> Any:
             raise ConfigError(f"{name}: expected a list, found {_shown(value)}")
         return tuple(convert(arguments[0], item, name=f"{name}[{i}]") for i, item in enumerate(value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name}: {_shown(value)} is larger than any number can be") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{name}: expected {_article(hint.__name__)}, found {_shown(value)}")
     return value
@@ -106,13 +113,22 @@ def override(config: T, changes: Mapping[str, str], *, name: str = "") -> T:
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
-def no_giant(config: object, section: str) -> None:
+def no_giant(config: object, section: str, *, but: tuple[str, ...] = ()) -> None:
     """Refuses whole numbers that are no size of anything, before somebody multiplies them."""
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
-        if type(value) is int and value > LARGEST_SIZE:
+        if type(value) is int and value > LARGEST_SIZE and field.name not in but:
             raise ConfigError(
                 f"{section}.{field.name}: {_shown(value)} is too large; it must be at most {LARGEST_SIZE:,}"
+            )
+
+
+def at_most(config: object, section: str, most: int, *names: str) -> None:
+    """For counts of things that are built one after another, each of which costs time and memory whatever its size."""
+    for name in names:
+        if getattr(config, name) > most:
+            raise ConfigError(
+                f"{section}.{name}: {_shown(getattr(config, name))} is too large; it must be at most {most:,}"
             )
 
 
@@ -126,6 +142,8 @@ def not_negative(config: object, section: str, *names: str) -> None:
     for name in names:
         if not getattr(config, name) >= 0:  # written so that NaN fails too
             raise ConfigError(f"{section}.{name}: {getattr(config, name)} is negative; it must be 0 or more")
+        if getattr(config, name) == math.inf:
+            raise ConfigError(f"{section}.{name}: {getattr(config, name)} is no number to reckon with; make it smaller")
 
 
 def fraction(config: object, section: str, *names: str) -> None:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from transformer_xl.config.fields import fraction, not_negative, one_of, positive
+from transformer_xl.config.fields import MOST_PARTS, at_most, fraction, not_negative, one_of, positive
 from transformer_xl.config.vocabulary import VocabularyConfig
 from transformer_xl.errors import ConfigError, suggest
 
@@ -100,6 +100,7 @@ class ModelConfig(VocabularyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_most(self, "model", MOST_PARTS, "n_layer", "auxiliary_targets")
         positive(self, "model", "n_layer", "n_head", "d_head", "d_inner")
         not_negative(self, "model", "memory", "clamp_len", "learned_positions", "auxiliary_targets", "norm_eps")
         fraction(self, "model", "dropout", *(f"{site}_dropout" for site in DROPOUT_SITES))

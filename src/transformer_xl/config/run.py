@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from transformer_xl.config.fields import fraction, not_negative, one_of, positive
+from transformer_xl.config.fields import LARGEST_SEED, at_most, fraction, no_giant, not_negative, one_of, positive
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.config.recurrent import RecurrentConfig
 from transformer_xl.errors import ConfigError
@@ -76,6 +76,8 @@ class TrainingConfig:
     """Steps that one line of metrics.jsonl stands for."""
 
     def __post_init__(self) -> None:
+        no_giant(self, "training", but=("seed",))
+        at_most(self, "training", LARGEST_SEED, "seed")
         positive(self, "training", "segment", "lanes", "accumulation", "steps", "log_every")
         not_negative(
             self,
@@ -119,6 +121,7 @@ class EvaluationConfig:
     same_length: bool = False
 
     def __post_init__(self) -> None:
+        no_giant(self, "evaluation")
         positive(self, "evaluation", "segment")
         not_negative(self, "evaluation", "memory", "clamp_len")
 

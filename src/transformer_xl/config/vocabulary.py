@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_xl.config.fields import fraction, no_giant, not_negative, one_of, positive
+from transformer_xl.config.fields import MOST_PARTS, fraction, no_giant, not_negative, one_of, positive
 from transformer_xl.errors import ConfigError
 
 
@@ -62,6 +62,8 @@ class VocabularyConfig:
 
     def __post_init__(self) -> None:
         no_giant(self, "model")
+        if len(self.cutoffs) >= MOST_PARTS:
+            raise ConfigError(f"model.cutoffs: {len(self.cutoffs):,} are too many; give at most {MOST_PARTS - 1:,}")
         positive(self, "model", "vocabulary", "d_model", "div_val")
         not_negative(self, "model", "d_embed", "init_std", "projection_init_std")
         fraction(self, "model", "word_dropout")

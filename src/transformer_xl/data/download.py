@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -56,8 +57,15 @@ def download(place: Place, *, into: Path) -> Path:
 
 def _download(place: Place, target: Path) -> Path:
     part = target.with_name(place.file_name + ".part")
+    if part.exists() and part.stat().st_size > place.at_most:
+        part.unlink()  # no beginning of that file
     failures = 0
     while not (done := _fetch(place, part)).whole:
+        if done.too_long:
+            part.unlink(missing_ok=True)
+            raise DataError(
+                f"{place.address} is not the file we know: it has {done.too_long:,} bytes or more, where there are at most {place.at_most:,}"
+            )
         failures = 0 if done.brought else failures + 1
         if failures == ATTEMPTS or (failures and not done.may_return):
             have = (
@@ -70,8 +78,11 @@ def _download(place: Place, target: Path) -> Path:
 
 
 class _Outcome:
-    def __init__(self, *, whole: bool = False, brought: int = 0, may_return: bool = True, reason: str = "") -> None:
+    def __init__(
+        self, *, whole: bool = False, brought: int = 0, too_long: int = 0, may_return: bool = True, reason: str = ""
+    ) -> None:
         self.whole = whole
+        self.too_long = too_long
         self.brought = brought
         self.may_return = may_return
         self.reason = reason
@@ -88,8 +99,9 @@ def _fetch(place: Place, part: Path) -> _Outcome:
         with urllib.request.urlopen(request, timeout=SECONDS_WITHOUT_AN_ANSWER) as answer:
             if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
                 have = 0  # the server sends everything again
-            length = answer.headers.get("Content-Length")
-            total = have + int(length) if length else None
+            total = None if answer.length is None else have + answer.length
+            if total is not None and total > place.at_most:
+                return _Outcome(too_long=total)
             part.parent.mkdir(parents=True, exist_ok=True)
             with (
                 part.open("ab" if have else "wb") as file,
@@ -97,8 +109,10 @@ def _fetch(place: Place, part: Path) -> _Outcome:
             ):
                 advance(have)
                 while data := answer.read(PIECE):
-                    file.write(data)
                     brought += len(data)
+                    if have + brought > place.at_most:
+                        return _Outcome(too_long=have + brought)
+                    file.write(data)
                     advance(len(data))
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -107,8 +121,10 @@ def _fetch(place: Place, part: Path) -> _Outcome:
         return _Outcome(may_return=False, reason=f"HTTP {error.code} {error.reason}")
     except urllib.error.URLError as error:
         return _Outcome(may_return=False, reason=str(error.reason))
-    except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
+    except (TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError) as error:
         return _Outcome(brought=brought, reason=f"the connection broke: {error or type(error).__name__}")
+    except ValueError as error:  # sent on to an address that is none
+        return _Outcome(may_return=False, reason=str(error))
     if total is not None and have + brought < total:
         return _Outcome(brought=brought, reason=f"the connection ended after {have + brought:,} of {total:,} bytes")
     return _Outcome(whole=True)

@@ -19,7 +19,7 @@ from transformer_xl.data.pieces import (
     cut_point,
 )
 from transformer_xl.data.prepare import make_store
-from transformer_xl.data.sources import Source, file_or_members, is_tar, kind_of
+from transformer_xl.data.sources import Source, file_or_members, is_tar
 from transformer_xl.data.store import Manifest, Store, sentence_mark, smallest_dtype
 from transformer_xl.data.tokenizers import (
     BETWEEN_SPACES,
@@ -215,7 +215,7 @@ def _by_share(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]
 
 
 def _text_bytes(source: Source) -> int:
-    if source.member is None and kind_of(source.path) == "plain":
+    if source.plain:
         return source.disk_bytes
     with progress(f"measuring {source.path.name}", total=source.disk_bytes, unit="bytes") as advance:
         return sum(map(len, source.pieces(advance=advance)))

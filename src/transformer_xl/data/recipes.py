@@ -19,6 +19,15 @@ class KnownFile:
     """Checksum once decompressed; None where no copy was at hand to measure. Then only the counts can tell."""
     splits: tuple[str, ...]
     """The splits read from it."""
+    at_most: int = 1 << 30
+    """Bytes that none has more of, where the size itself is not known."""
+    most_files: int = 1
+    """How many there are of this name, where `*` stands in it."""
+
+    @property
+    def most_bytes(self) -> int:
+        """What it may become: reading stops there."""
+        return self.at_most if self.bytes is None else self.bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +35,8 @@ class Place:
     address: str
     checksum: str | None = None
     """`md5:...` or `sha256:...` of the file at that address; None where only its contents are verified."""
+    at_most: int = 2 << 30
+    """Bytes that the file there has no more of: a download stops there."""
 
     @property
     def file_name(self) -> str:
@@ -89,7 +100,7 @@ ENWIK8 = Recipe(
     rule="bytes as they are, newlines kept; 90M / 5M / 5M",
     documents="a <page> line",
     files=(KnownFile(name="enwik8", bytes=100_000_000, md5="a1fa5ffddb56f4953e226637dabbb36a", splits=ALL),),
-    places=(Place(address="http://mattmahoney.net/dc/enwik8.zip"),),
+    places=(Place(address="http://mattmahoney.net/dc/enwik8.zip", at_most=40_000_000),),
     counts=Counts(tokens=BY_POSITION, vocabulary=205),
     alternatives={
         "newlines dropped": Counts(
@@ -106,7 +117,7 @@ TEXT8 = Recipe(
     rule="27 symbols, every one kept; 90M / 5M / 5M",
     documents="none are marked",
     files=(KnownFile(name="text8", bytes=100_000_000, md5="3bea1919949baf155f99411df5fada7e", splits=ALL),),
-    places=(Place(address="http://mattmahoney.net/dc/text8.zip"),),
+    places=(Place(address="http://mattmahoney.net/dc/text8.zip", at_most=40_000_000),),
     counts=Counts(tokens=BY_POSITION, vocabulary=27),
 )
 
@@ -121,7 +132,7 @@ PTB = Recipe(
         KnownFile(name="ptb.valid.txt", bytes=399_782, md5="aa0affc06ff7c36e977d7cd49e3839bf", splits=("valid",)),
         KnownFile(name="ptb.test.txt", bytes=449_945, md5="8b80168b89c18661a38ef683c0dc3721", splits=("test",)),
     ),
-    places=(Place(address="http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"),),
+    places=(Place(address="http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz", at_most=40_000_000),),
     counts=Counts(tokens={"train": 929_589, "valid": 73_760, "test": 82_430}, vocabulary=10_000),
 )
 
@@ -140,7 +151,9 @@ WIKITEXT_2 = Recipe(
     ),
     places=(
         Place(
-            address="https://wikitext.smerity.com/wikitext-2-v1.zip", checksum="md5:542ccefacc6c27f945fb54453812b3cd"
+            address="https://wikitext.smerity.com/wikitext-2-v1.zip",
+            checksum="md5:542ccefacc6c27f945fb54453812b3cd",
+            at_most=10_000_000,
         ),
     ),
     counts=Counts(tokens={"train": 2_088_628, "valid": 217_646, "test": 245_569}, vocabulary=33_278),
@@ -159,7 +172,9 @@ WIKITEXT_103 = Recipe(
     ),
     places=(
         Place(
-            address="https://wikitext.smerity.com/wikitext-103-v1.zip", checksum="md5:9ddaacaf6af0710eda8c456decff7832"
+            address="https://wikitext.smerity.com/wikitext-103-v1.zip",
+            checksum="md5:9ddaacaf6af0710eda8c456decff7832",
+            at_most=250_000_000,
         ),
     ),
     counts=Counts(tokens={"train": 103_227_021, "valid": 217_646, "test": 245_569}, vocabulary=267_735),
@@ -174,7 +189,7 @@ LM1B = Recipe(
     rule="<S> words <S> for every sentence, words outside the vocabulary are <UNK>; the pair <S> -> <S> is not a target unless asked",
     documents="none: memory runs on over sentences",
     files=(
-        KnownFile(name="news.en-*-of-00100", splits=("train",)),
+        KnownFile(name="news.en-*-of-00100", at_most=100_000_000, most_files=99, splits=("train",)),
         KnownFile(
             name="news.en.heldout-00000-of-00050",
             bytes=829_492,
@@ -186,11 +201,14 @@ LM1B = Recipe(
         Place(
             address="http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",
             checksum="sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+            at_most=2_000_000_000,
         ),
     ),
     # One <S> before each of the 6,075 sentences and one behind: 153,583 words + 2 x 6,075.
     counts=Counts(tokens={"valid": 165_733, "test": 165_733}, vocabulary=None),
-    vocabulary_places=(Place(address="https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt"),),
+    vocabulary_places=(
+        Place(address="https://github.com/rafaljozefowicz/lm/raw/master/1b_word_vocab.txt", at_most=50_000_000),
+    ),
     vocabulary_file="1b_word_vocab.txt",
 )
 

@@ -3,31 +3,37 @@
 What a file is, is told by its first bytes, never by its name. Every damage leaves here as a DataError naming the file.
 """
 
-import bz2
 import fnmatch
-import gzip
 import hashlib
 import io
-import lzma
-import shutil
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from transformer_xl.data.recipes import KnownFile
+from transformer_xl.data.unpacking import (
+    PIECE,
+    Advance,
+    Counting,
+    Stream,
+    TarMember,
+    begins_a_tar,
+    decompressed,
+    kind_of,
+    listed_zip,
+    most_unpacked,
+    opened_member,
+    said,
+    too_large,
+)
 from transformer_xl.errors import DataError
 
-PIECE = 1 << 20
 COMPRESSED_ENDINGS = (".gz", ".xz", ".bz2")
-MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"BZh": "bz2", b"PK\x03\x04": "zip", b"PK\x05\x06": "zip"}
-DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
-
-Advance = Callable[[float], None]
+LONGEST_NAME = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,8 @@ class Source:
     """Name inside a .zip; None for a file of its own."""
     known: KnownFile | None = None
     """What it must be; None for people's own text."""
+    most: int | None = None
+    """What it may become, where that depends on what it is for."""
 
     @property
     def name(self) -> str:
@@ -46,24 +54,47 @@ class Source:
     def disk_bytes(self) -> int:
         return self.path.stat().st_size
 
+    @property
+    def most_bytes(self) -> int | None:
+        """What it may become; None for a plain file of one's own, which is as large as it is."""
+        if self.most is not None:
+            return self.most
+        if self.known is not None:
+            return self.known.most_bytes
+        return None if self.plain else most_unpacked(self.disk_bytes)
+
+    @property
+    def plain(self) -> bool:
+        return self.member is None and kind_of(self.path) == "plain"
+
+    @property
+    def refusal(self) -> DataError:
+        """What is said once it is larger."""
+        if self.known is None or self.most_bytes is None:
+            return too_large(self.name, self.most_bytes or 0)
+        return DataError(
+            f"{self.name} is not the {self.known.name} we know: it has more than {self.most_bytes:,} bytes; bring the right file with --source"
+        )
+
     @contextmanager
-    def open(self, *, advance: Advance | None = None) -> Iterator[IO[bytes]]:
+    def open(self, *, advance: Advance | None = None) -> Iterator[Stream]:
         """The text as bytes, decompressed. `advance` hears of the bytes read from disk, whose total is known beforehand."""
-        try:
-            with _Counting(self.path, advance) as raw:
-                if self.member is not None:
-                    with zipfile.ZipFile(raw) as archive, archive.open(self.member) as stream:
-                        yield stream
-                else:
-                    with io.BufferedReader(raw, PIECE) as buffered, _decompress(buffered, kind_of(self.path)) as stream:
-                        yield stream
-        except DAMAGE as error:
-            raise damaged(self.name, error) from error
-        except (IsADirectoryError, FileNotFoundError, PermissionError) as error:
-            raise DataError(f"{self.name} cannot be read: {error.strerror}") from error
+        with ExitStack() as opened:
+            with said(self.name):
+                stream = self._unpacked(opened, advance)
+            yield Stream(stream, name=self.name, most=self.most_bytes, refusal=self.refusal)
+
+    def _unpacked(self, opened: ExitStack, advance: Advance | None) -> IO[bytes]:
+        raw = opened.enter_context(Counting(self.path, advance))
+        if self.member is not None:
+            archive = opened.enter_context(zipfile.ZipFile(raw))
+            return opened.enter_context(opened_member(archive, self.member, name=self.name))
+        buffered = opened.enter_context(io.BufferedReader(raw, PIECE))
+        return opened.enter_context(decompressed(buffered, kind_of(self.path)))
 
     def pieces(self, *, advance: Advance | None = None) -> Iterator[bytes]:
-        """The whole text in pieces. A known file is verified at its end: a wrong one raises before the last piece is trusted."""
+        """The whole text in pieces. A known file is verified at its end: a wrong one raises before the last piece is trusted, one that is too long
+        as soon as it is."""
         md5 = hashlib.md5(usedforsecurity=False)
         size = 0
         with self.open(advance=advance) as stream:
@@ -88,55 +119,12 @@ class Source:
             )
 
 
-class _Counting(io.FileIO):
-    """A file that tells how far it has been read."""
-
-    def __init__(self, path: Path, advance: Advance | None) -> None:
-        super().__init__(path, "rb")
-        self._advance = advance
-
-    def readinto(self, buffer: Any) -> int | None:
-        count = super().readinto(buffer)
-        if self._advance is not None and count:
-            self._advance(count)
-        return count
-
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(-1 if size is None else size)
-        if self._advance is not None:
-            self._advance(len(data))
-        return data
-
-
-def _decompress(buffered: IO[bytes], kind: str) -> IO[bytes]:
-    if kind == "gz":
-        return gzip.GzipFile(fileobj=buffered)  # type: ignore[return-value]
-    if kind == "xz":
-        return lzma.LZMAFile(buffered)
-    if kind == "bz2":
-        return bz2.BZ2File(buffered)
-    return buffered
-
-
-def kind_of(path: Path) -> str:
-    """gz, xz, bz2, zip or plain, by the first bytes."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), "plain")
-
-
 def is_tar(path: Path) -> bool:
     try:
-        return tarfile.is_tarfile(path)
-    except (*DAMAGE, OSError):
+        with Source(path=path).open() as stream:
+            return begins_a_tar(stream.read(tarfile.BLOCKSIZE))
+    except DataError:
         return False
-
-
-def damaged(name: str, error: Exception) -> DataError:
-    return DataError(f"{name} is damaged or cut short ({error}); fetch it again")
 
 
 def find_known(files: tuple[KnownFile, ...], *, source: Path, scratch: Path) -> dict[str, list[Source]]:
@@ -150,7 +138,7 @@ def find_known(files: tuple[KnownFile, ...], *, source: Path, scratch: Path) -> 
     if source.is_dir():
         candidates = [found for path in sorted(source.rglob("*")) if path.is_file() for found in _inside_folder(path)]
     elif is_tar(source):
-        candidates = unpack_tar(source, patterns=[file.name for file in files], into=scratch)
+        candidates = unpack_tar(source, files=files, into=scratch)
     elif len(files) == 1 and kind_of(source) != "zip":
         return {files[0].name: [Source(path=source, known=files[0])]}
     else:
@@ -183,34 +171,46 @@ def file_or_members(path: Path) -> list[Source]:
 
 
 def zip_members(path: Path) -> list[Source]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = sorted(info.filename for info in archive.infolist() if not info.is_dir())
-    except DAMAGE as error:
-        raise damaged(str(path), error) from error
-    return [Source(path=path, member=name) for name in names]
+    with said(str(path)), zipfile.ZipFile(path) as archive:
+        entries = listed_zip(archive, name=str(path), disk_bytes=path.stat().st_size)
+    return [Source(path=path, member=name) for name in sorted(entry.filename for entry in entries)]
 
 
-def unpack_tar(path: Path, *, patterns: list[str], into: Path) -> list[Source]:
+def unpack_tar(path: Path, *, files: tuple[KnownFile, ...], into: Path) -> list[Source]:
     """Copies the wanted members out under their bare names, so that no member's path can reach anywhere else."""
     from transformer_xl.progress import progress
 
-    found = []
-    try:
-        with (
-            progress(f"unpacking {path.name}", total=path.stat().st_size, unit="bytes") as advance,
-            _Counting(path, advance) as raw,
-            io.BufferedReader(raw, PIECE) as buffered,
-            tarfile.open(fileobj=buffered, mode="r|*") as archive,
-        ):
-            for member in archive:
-                name = PurePosixPath(member.name).name
-                stream = archive.extractfile(member) if member.isfile() else None
-                if stream is None or not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-                    continue
-                with (into / name).open("wb") as target:
-                    shutil.copyfileobj(stream, target, PIECE)
-                found.append(Source(path=into / name))
-    except DAMAGE as error:
-        raise damaged(str(path), error) from error
-    return sorted(found, key=lambda source: source.path.name)
+    found: dict[str, Source] = {}
+    with (
+        progress(f"unpacking {path.name}", total=path.stat().st_size, unit="bytes") as advance,
+        Source(path=path).open(advance=advance) as packed,
+    ):
+        for name, stream in _wanted_members(packed, name=str(path), files=files):
+            if name in found or len(found) == sum(file.most_files for file in files):
+                raise DataError(
+                    f"{path} holds {name} twice, or more files of such names than were published; give --source the right one"
+                )
+            with (into / name).open("wb") as target:
+                while piece := stream.read(PIECE):
+                    target.write(piece)
+            found[name] = Source(path=into / name)
+    return [found[name] for name in sorted(found)]
+
+
+def _wanted_members(packed: Stream, *, name: str, files: tuple[KnownFile, ...]) -> Iterator[tuple[str, Stream]]:
+    """The bare name of each, and its content, which must be read before the next is asked for."""
+    with ExitStack() as opened:
+        with said(name):
+            archive = opened.enter_context(tarfile.open(fileobj=packed, mode="r|", tarinfo=TarMember))  # type: ignore[call-overload]
+        while True:
+            with said(name):
+                member = archive.next()
+                archive.members = []  # it would keep every one that it has passed
+                if member is None:
+                    return
+                bare = PurePosixPath(member.name).name
+                known = next((file for file in files if fnmatch.fnmatchcase(bare, file.name)), None)
+                content = archive.extractfile(member) if member.isreg() and known is not None else None
+            if known is not None and content is not None and bare.isprintable() and len(bare) < LONGEST_NAME:
+                inside = Source(path=Path(name), member=bare, known=known)
+                yield bare, Stream(content, name=inside.name, most=known.most_bytes, refusal=inside.refusal)

@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from transformer_xl.errors import DataError, suggest
 from transformer_xl.files import write_json, write_text
 
 Ids = NDArray[np.int64]
+Several = TypeVar("Several", bound=Sequence[Any])
 END_OF_LINE = "<eos>"
 UNKNOWN = "<unk>"
 SENTENCE = "<S>"
@@ -23,6 +24,14 @@ SENTENCE_UNKNOWN = "<UNK>"
 DESCRIPTION = "tokenizer.json"
 VOCABULARY = "vocabulary.txt"
 BYTE_PAIRS = "bpe.json"
+PARTS_OF_BYTE_PAIRS = {
+    **dict.fromkeys(("truncation", "padding", "added_tokens", "normalizer", "post_processor")),
+    **dict.fromkeys(("pre_tokenizer", "decoder"), "ByteLevel"),
+    "model": "BPE",
+}
+"""What the file of byte pairs is made of, with the type of each part; None where there is none."""
+MOST_NUMBERS = 1 << 22
+"""Names of tokens are held in memory one by one, and a size is all that a file says of such a vocabulary."""
 BETWEEN_SPACES = ("word", "number")
 """Kinds whose tokens white space keeps apart: their text may be cut at any."""
 
@@ -99,7 +108,7 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "ByteTokenizer":
-        return cls(bytes(description["values"]), dropped=bytes(description["dropped"]))
+        return cls(_bytes_in(description, "values"), dropped=_bytes_in(description, "dropped"))
 
 
 class CharTokenizer(Tokenizer):
@@ -144,7 +153,10 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "CharTokenizer":
-        return cls("".join(map(chr, description["code_points"])), lower=description["lower"])
+        points = description["code_points"]
+        if not isinstance(points, list) or not all(type(point) is int for point in points):
+            raise ValueError("its code_points are no list of numbers")
+        return cls(_unlike("".join(map(chr, points))), lower=_flag(description))
 
 
 class WordTokenizer(Tokenizer):
@@ -215,7 +227,9 @@ class WordTokenizer(Tokenizer):
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "WordTokenizer":
         text = (folder / VOCABULARY).read_bytes().decode("utf-8")
-        return cls(text.split("\n")[:-1], marks=description["marks"], lower=description["lower"])
+        if description["marks"] not in ("lines", "sentences"):
+            raise ValueError("its marks are neither lines nor sentences")
+        return cls(_unlike(text.split("\n")[:-1]), marks=description["marks"], lower=_flag(description))
 
 
 class BytePairTokenizer(Tokenizer):
@@ -261,7 +275,18 @@ class BytePairTokenizer(Tokenizer):
     def load(cls, folder: Path, description: dict[str, Any]) -> "BytePairTokenizer":
         from tokenizers import Tokenizer as Pairs
 
-        return cls(Pairs.from_str((folder / BYTE_PAIRS).read_bytes().decode("utf-8")), lower=description["lower"])
+        text = (folder / BYTE_PAIRS).read_bytes().decode("utf-8")
+        # What `learn` leaves out, a file could have: padding to a billion tokens, a pattern that never ends.
+        for part, kind in PARTS_OF_BYTE_PAIRS.items():
+            found = json.loads(text).get(part)
+            if (found if kind is None else found.get("type")) not in (kind, []):
+                raise ValueError(f"its {part} is none that byte pairs have here")
+        try:
+            return cls(Pairs.from_str(text), lower=_flag(description))
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # Rust's, which is no Exception
+                raise ValueError("it is damaged") from None
+            raise
 
 
 class NumberTokenizer(Tokenizer):
@@ -270,6 +295,8 @@ class NumberTokenizer(Tokenizer):
     kind = "number"
 
     def __init__(self, size: int) -> None:
+        if type(size) is not int or not 1 <= size <= MOST_NUMBERS:
+            raise DataError(f"a vocabulary of {str(size)[:20]} numbers cannot be; there are 1 to {MOST_NUMBERS:,}")
         self.size = size
 
     def encode(self, text: str | bytes) -> Ids:
@@ -290,7 +317,7 @@ class NumberTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "NumberTokenizer":
-        return cls(int(description["size"]))
+        return cls(description["size"])
 
 
 Kinds = type[ByteTokenizer | CharTokenizer | WordTokenizer | BytePairTokenizer | NumberTokenizer]
@@ -319,7 +346,30 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     except DataError:
         raise
     except Exception as error:  # tokenizers raises bare Exception
-        raise DataError(f"{path} is no tokenizer of ours: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise DataError(
+            f"{path} is no tokenizer of ours ({what}); take that of the run or the data store again"
+        ) from error
+
+
+def _bytes_in(description: dict[str, Any], name: str) -> bytes:
+    values = description[name]
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise ValueError(f"its {name} are no list of bytes")
+    return bytes(_unlike(values))
+
+
+def _flag(description: dict[str, Any]) -> bool:
+    if type(description["lower"]) is not bool:
+        raise ValueError("its lower is neither true nor false")
+    return bool(description["lower"])
+
+
+def _unlike(tokens: Several) -> Several:
+    """Refuses a vocabulary in which two tokens are the same."""
+    if len(set(tokens)) != len(tokens):
+        raise ValueError("a token stands in it twice")
+    return tokens
 
 
 def decode_utf8(data: bytes, *, name: str, offset: int = 0) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
@@ -12,10 +13,13 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint
-from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.config.sources import read_file
+from transformer_xl.errors import CheckpointError, InputError, TransformerXLError
 from transformer_xl.generation.generate import window_of
 from transformer_xl.huggingface.configuration import TransformerXLConfig
 from transformer_xl.huggingface.reading import distances_needed, read_segment
+from transformer_xl.interop.foreign import SAVED_PREFIX
+from transformer_xl.interop.layout import check_shapes
 from transformer_xl.model import NOT_A_TARGET, TransformerXL
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.protocol import check_tokens
@@ -101,6 +105,9 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> "TransformerXLForCausalLM":
         """A run of ours (its best checkpoint), one of its checkpoints, or a folder that `save_pretrained` wrote."""
         if not is_ours(pretrained_model_name_or_path):
+            folder = Path(pretrained_model_name_or_path) / options.get("subfolder", "")
+            if folder.is_dir():
+                check_saved(folder, options.get("config"))
             loaded: TransformerXLForCausalLM = super().from_pretrained(
                 pretrained_model_name_or_path, *model_args, **options
             )
@@ -178,6 +185,27 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         loss = self.transformer.vocabulary.loss(hidden_BTD[:, :-1], targets_BT).sum()
         count = (targets_BT != NOT_A_TARGET).sum().clamp(min=1) if scored is None else scored
         return loss / count
+
+
+def check_saved(folder: Path, config: TransformerXLConfig | None) -> None:
+    """Whether a folder's weights are those of its configuration. transformers would make room for each that the file lacks, as large as the
+    configuration says, and leave in it what lies there."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: it is damaged, or no safetensors file ({error})") from None
+    if not found:
+        raise CheckpointError(
+            f"{folder} holds no model.safetensors; name a run, or a folder that save_pretrained wrote"
+        )
+    config = config or TransformerXLConfig(model=read_file(folder / "config.json").get("model"))
+    try:
+        check_shapes({name.removeprefix(SAVED_PREFIX): shape for name, shape in found.items()}, config.native)
+    except TransformerXLError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
 
 
 def _real(input_ids: Tensor, attention_mask: Tensor | None, *, past: int, padding: int) -> Tensor | None:

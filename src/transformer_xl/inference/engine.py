@@ -10,6 +10,7 @@ Exact: the same numbers as the model's own forward with memory M, under either r
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Literal, cast
 
@@ -27,6 +28,7 @@ from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.encodings import Distances
+from transformer_xl.model.memory import check_fits
 from transformer_xl.model.transformer import Layer
 
 Sight = Literal["last", "segment"]
@@ -82,6 +84,8 @@ class Engine(Reader):
         self._weights_at = like.data_ptr()
         self._end = self.memory
         shape = (lanes, config.n_head, room(self.memory), config.d_head)
+        numbers = 2 * config.n_layer * prod(shape)
+        check_fits(numbers, like=like, what=f"a memory of {self.memory:,} positions for {lanes:,} lanes")
         self._keys = [like.new_zeros(shape) for _ in range(config.n_layer)]
         self._values = [like.new_zeros(shape) for _ in range(config.n_layer)]
         self._spare: list[Tensor] = []

@@ -164,11 +164,13 @@ def _nvidia(value: dict[Any, Any]) -> Found:
     facts["step"] = value["train_step"] if type(value.get("train_step")) is int else 0
     arguments = value.get("args")
     if isinstance(arguments, Object):
-        facts["arguments"] = {name: item for name, item in arguments.attributes.items() if type(item) in SCALARS}
+        found.facts["arguments"] = {
+            str(name): item for name, item in arguments.attributes.items() if type(item) in SCALARS
+        }
     found.facts["model"] = facts
     if value.get("vocab") is not None:
         found.facts["vocabulary"] = vocabulary(value["vocab"])
-        dataset = facts.get("arguments", {}).get("dataset")
+        dataset = found.facts.get("arguments", {}).get("dataset")
         found.facts["vocabulary"]["dataset"] = dataset if type(dataset) is str else None
     if isinstance(value.get("optimizer_state"), dict):
         _optimiser(value["optimizer_state"], found)

@@ -15,8 +15,8 @@ from transformer_xl.config.fields import convert
 from transformer_xl.config.sources import read_file
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
 from transformer_xl.interop.huggingface import config_from_huggingface, weights_from_huggingface
-from transformer_xl.interop.layout import NVIDIA, ORIGINAL, Layout, check_shapes, weights_from
-from transformer_xl.interop.optimisers import State, optimiser_state
+from transformer_xl.interop.layout import NVIDIA, ORIGINAL, Layout, check_shapes, shapes_of, weights_from
+from transformer_xl.interop.optimisers import State, optimiser_state, whole_step
 from transformer_xl.interop.original import SETTINGS, config_from_settings
 from transformer_xl.interop.reading import Contents, read_foreign
 from transformer_xl.interop.sources import Source
@@ -87,7 +87,7 @@ def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> Read:
         contents = read_foreign({"model": source.model}, folder=scratch)["model"]
         if contents.kind != "weights":
             raise ImportRefused(f"{source.model}: it holds more than weights, which Hugging Face's does not")
-        theirs = contents.tensors["model"]
+        theirs = contents.tensors.get("model", {})
     segment = told.get("tgt_len")
     return Read(
         kind="huggingface",
@@ -108,10 +108,8 @@ def _read_saved(source: Source, told: Mapping[str, Any], lengths: Lengths) -> Re
     if source.model.suffix != ".safetensors":
         raise ImportRefused(f"{source.model}: a model of ours is saved as safetensors, never so")
     theirs = _safetensors(source.model)
-    if config.n_layer > len(theirs):  # before anything is built: a wrong number could ask for a million layers
-        raise ImportRefused(f"{source.config}: {config.n_layer} layers for a file of {len(theirs)} tensors")
     weights = {name.removeprefix(SAVED_PREFIX): value for name, value in theirs.items()}
-    check_shapes(weights, config)
+    check_shapes(shapes_of(weights), config)
     return Read(kind="transformers", model=config, weights=_single_precision(weights))
 
 
@@ -137,16 +135,16 @@ def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> Read:
     if source.optimiser and contents["optimiser"].kind != "optimiser":
         raise ImportRefused(f"{source.optimiser}: it holds no optimiser's state")
     original = model.kind == "original"
-    settings, theirs = dict(model.facts["model"]), model.tensors["model"]
+    settings, theirs = dict(model.facts["model"]), model.tensors.get("model", {})
     if lengths.memory is not None:
         settings["mem_len"] = lengths.memory
     keys = "memory" if original else "memory+1"
     config = _with_lengths(config_from_settings(settings, theirs, same_length_keys=keys), lengths)
     layout = ORIGINAL if original else NVIDIA
     weights = _single_precision(weights_from(theirs, config, layout))
-    arguments = settings.get("arguments", {})
+    arguments = model.facts.get("arguments", {})
     optimiser = _torch_optimiser(contents, config, layout, settings["parameter_order"], arguments)
-    step = optimiser.step if isinstance(optimiser, State) else settings.get("step", 0)
+    step = optimiser.step if isinstance(optimiser, State) else _steps(settings.get("step", 0), "train_step")
     rules = {
         "initial_memory": "empty, as that code starts",
         "same_length_keys": f"{keys}, as that code counts",
@@ -162,7 +160,7 @@ def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> Read:
         weights=weights,
         segment=_whole(settings.get("tgt_len")),
         context=_whole(settings.get("ext_len")) or 0,
-        step=max(0, step),
+        step=step,
         training=_training_settings(arguments),
         vocabulary=model.facts.get("vocabulary"),
         optimiser=optimiser,
@@ -182,7 +180,7 @@ def _read_tensorflow(source: Source, lengths: Lengths, scratch: Path) -> Read:
     config = _with_lengths(config, lengths)
     weights = _single_precision(weights_from_variables(theirs, config))
     stepped = variables.get("global_step")
-    step = int(stepped) if stepped is not None and stepped.numel() == 1 and int(stepped) >= 0 else 0
+    step = _steps(stepped.item(), "global_step") if stepped is not None and stepped.numel() == 1 else 0
     evaluation = {"segment": "test_tgt_len", "memory": "test_mem_len", "clamp_len": "test_clamp_len"}
     optimiser = _tensorflow_adam(variables, config, step)
     rules = {
@@ -289,6 +287,13 @@ def _single_precision(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not value.is_floating_point():
             raise CheckpointError(f"{name} holds whole numbers where weights belong")
     return {name: value.float() for name, value in weights.items()}
+
+
+def _steps(value: object, name: str) -> int:
+    step = whole_step(value)
+    if step is None:
+        raise CheckpointError(f"{name}: {str(value)[:20]} is no number of steps; the checkpoint is damaged")
+    return step
 
 
 def _whole(value: object) -> int | None:

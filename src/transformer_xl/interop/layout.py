@@ -13,13 +13,14 @@ What they call differently is here; what they compute is the same, to the last b
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 
 import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import build_shapes
 from transformer_xl.model.encodings import frequencies
 
 
@@ -62,31 +63,36 @@ TAIL_NAMES = {
 
 def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, layout: Layout) -> dict[str, Tensor]:
     """A state for `TransformerXL(config)`. Copies that they keep of one tensor under several names must agree."""
-    left = dict(theirs)
-    ours = {}
+    for piece in _pieces(config, layout):
+        if piece.theirs not in theirs:
+            raise CheckpointError(
+                f"the checkpoint has no {piece.theirs}; it is cut short, or its configuration is another model's"
+            )
+    wanted = wanted_shapes(config, tensors=len(theirs))
+    parts: dict[str, list[Tensor]] = {}
     for name, pieces in groupby(_pieces(config, layout), key=lambda piece: piece.ours):
-        parts = [piece.of_theirs(_take(left, piece.theirs)) for piece in pieces]
-        try:
-            ours[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
-        except RuntimeError:
-            raise CheckpointError(f"the parts of {name} have shapes that do not fit together") from None
+        parts[name] = [piece.of_theirs(theirs[piece.theirs]) for piece in pieces]
+        _check_parts(parts[name], name=name, wanted=wanted.get(name))
+    _check_amount(theirs, wanted)
+    ours = {name: found[0] if len(found) == 1 else torch.cat(found) for name, found in parts.items()}
+    left = dict(theirs)
     for copy, source in copies(config, layout):
         if copy in left and not torch.equal(left.pop(copy), theirs[source]):
             raise CheckpointError(f"{copy} differs from {source}, whose copy it must be; the checkpoint is damaged")
     for name in {piece.theirs for piece in _pieces(config, layout)}:
         left.pop(name)
+    _compare(shapes_of(ours), wanted)
     _check_frequencies(left.pop(layout.frequencies, None), config, layout)
     if left:
         raise CheckpointError(
             f"{min(left)} belongs to no Transformer-XL of this configuration; is it the right one for these weights?"
         )
-    check_shapes(ours, config)
     return ours
 
 
 def weights_to(ours: Mapping[str, Tensor], config: ModelConfig, layout: Layout) -> dict[str, Tensor]:
     """Their state, each tensor once and in memory of its own."""
-    check_shapes(ours, config)
+    check_shapes(shapes_of(ours), config)
     theirs = {}
     if config.encoding in ("relative", "absolute"):
         theirs[layout.frequencies] = frequencies(config.d_model, rounded=config.frequencies)
@@ -202,12 +208,6 @@ def copies(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str]]:
 # --- refusing
 
 
-def _take(theirs: Mapping[str, Tensor], name: str) -> Tensor:
-    if name not in theirs:
-        raise CheckpointError(f"the checkpoint has no {name}; it is cut short, or its configuration is another model's")
-    return theirs[name]
-
-
 def _check_frequencies(stored: Tensor | None, config: ModelConfig, layout: Layout) -> None:
     if stored is None:
         return
@@ -218,13 +218,48 @@ def _check_frequencies(stored: Tensor | None, config: ModelConfig, layout: Layou
         )
 
 
-def check_shapes(ours: Mapping[str, Tensor], config: ModelConfig) -> None:
-    with torch.device("meta"):
-        wanted = TransformerXL(config).state_dict()
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def check_shapes(ours: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
+    """Before anything is made of numbers in the configuration: a file of a few bytes can ask for any size."""
+    _compare(ours, wanted_shapes(config, tensors=len(ours)))
+
+
+def _compare(ours: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
     for name in sorted(wanted.keys() ^ ours.keys()):
         raise CheckpointError(f"{name} exists on one side only: the model's configuration is not that of its weights")
-    for name, value in wanted.items():
-        if value.shape != ours[name].shape:
-            raise CheckpointError(
-                f"{name} has shape {list(ours[name].shape)} where the configuration makes it {list(value.shape)}"
-            )
+    for name, shape in wanted.items():
+        _check_shape(ours[name], name=name, wanted=shape)
+
+
+def wanted_shapes(config: ModelConfig, *, tensors: int) -> dict[str, tuple[int, ...]]:
+    """Of each of our tensors, for a file of so many; a layer costs time and memory even where it has no numbers."""
+    if config.n_layer > tensors:
+        raise CheckpointError(
+            f"n_layer: {config.n_layer:,} layers for a file of {tensors:,} tensors; the configuration is another model's"
+        )
+    return {name: tuple(value.shape) for name, value in build_shapes(config).state_dict().items()}
+
+
+def _check_amount(theirs: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """One tensor under many names would become as many of ours: nothing here is shared but what the configuration shares."""
+    there = sum(value.numel() for value in {id(value): value for value in theirs.values()}.values())
+    asked = sum(prod(shape) for shape in wanted.values())
+    if asked > there:
+        raise CheckpointError(
+            f"the configuration makes {asked:,} numbers and the checkpoint has {there:,}; it is cut short, or its configuration is another model's"
+        )
+
+
+def _check_parts(parts: list[Tensor], *, name: str, wanted: tuple[int, ...] | None) -> None:
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise CheckpointError(f"the parts of {name} have shapes that do not fit together")
+    if wanted is not None:
+        _check_shape((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), name=name, wanted=wanted)
+
+
+def _check_shape(shape: tuple[int, ...], *, name: str, wanted: tuple[int, ...]) -> None:
+    if tuple(shape) != wanted:
+        raise CheckpointError(f"{name} has shape {list(shape)} where the configuration makes it {list(wanted)}")

@@ -15,6 +15,9 @@ from transformer_xl.errors import TransformerXLError
 MOMENTA = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 TORCH_ADAM = {"betas": [0.9, 0.999], "eps": 1e-8, "amsgrad": False}
 """What ours runs with."""
+MOST_STEPS = 2**31 - 1
+LARGEST_NUMBER = 1e6
+"""Of a rate, a weight decay or a momentum."""
 Mapped = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
@@ -47,11 +50,18 @@ def optimiser_state(
         return "it is neither Adam with torch's own settings nor SGD"
     if facts["parameters"] != len(order):
         return f"it is for {facts['parameters']} parameters where the model has {len(order)}"
-    steps = {float(value) for value in facts["steps"].values()}
-    steps |= {float(value) for key, value in tensors.items() if key.endswith(".step") and value.numel() == 1}
+    steps = set(facts["steps"].values())
+    steps |= {value.item() for key, value in tensors.items() if key.endswith(".step") and value.numel() == 1}
     if len(steps) > 1:
         return "its parameters have been updated a different number of times"
-    step = int(steps.pop()) if steps else 0
+    step = whole_step(steps.pop() if steps else 0)
+    if step is None:
+        return "the number of its steps is none that a training has"
+    rate, decay, momentum = (
+        _number(group, *names) for names in (("initial_lr", "lr"), ("weight_decay",), ("momentum",))
+    )
+    if rate is None or decay is None or momentum is None:
+        return "its rate, weight decay or momentum is no number"
     found: dict[str, Tensor] = {}
     for kind in MOMENTA:
         theirs = {order[int(key.split(".")[0])]: value for key, value in tensors.items() if key.endswith(f".{kind}")}
@@ -67,15 +77,20 @@ def optimiser_state(
                 found[f"optimiser.step.{parameter}"] = torch.tensor(float(step))
     if name != "sgd" and not found:
         return "it has taken no step yet"
-    rate = group.get("initial_lr", group.get("lr"))
-    return State(
-        name=name,
-        learning_rate=float(rate) if isinstance(rate, (int, float)) else 0.0,
-        weight_decay=float(group.get("weight_decay") or 0.0),
-        momentum=float(group.get("momentum") or 0.0),
-        step=step,
-        tensors=found,
-    )
+    return State(name=name, learning_rate=rate, weight_decay=decay, momentum=momentum, step=step, tensors=found)
+
+
+def whole_step(value: object) -> int | None:
+    """A number of steps as other people keep it, which may be a float; None for what is no such number."""
+    if type(value) not in (int, float) or not 0 <= value <= MOST_STEPS:  # type: ignore[operator]  # NaN, too
+        return None
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _number(group: Mapping[str, Any], *names: str) -> float | None:
+    """The first of these that is there; 0 for none."""
+    value = next((group[name] for name in names if group.get(name) is not None), 0.0)
+    return float(value) if type(value) in (int, float) and 0 <= value <= LARGEST_NUMBER else None
 
 
 def _name(group: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl.errors import ImportRefused
-from transformer_xl.progress import progress
+from transformer_xl.progress import progress, say
 
 SPARE_MEMORY = 1 << 30
 """Bytes beyond the file's own size that reading it may take."""
@@ -38,6 +39,12 @@ class Contents:
 
 def read_foreign(jobs: Mapping[str, Path], *, folder: Path) -> dict[str, Contents]:
     """Each file by its role: "bundle" is TensorFlow's, the others are recognised by their content. `folder` is scratch, and must outlive the tensors."""
+    names = ", ".join(str(path) for path in jobs.values())
+    if find_spec("resource") is None:
+        raise ImportRefused(
+            f"{names}: such files are read by a process whose memory and time the system limits, and this system ({sys.platform}) cannot;"
+            " import it on Linux, or bring the weights as safetensors"
+        )
     total = sum(_size(path, role) for role, path in jobs.items())
     seconds = SPARE_SECONDS + total // BYTES_PER_SECOND
     request = {
@@ -49,6 +56,10 @@ def read_foreign(jobs: Mapping[str, Path], *, folder: Path) -> dict[str, Content
     (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
     names = ", ".join(str(path) for path in jobs.values())
     code = _run(folder, title=f"reading {', '.join(path.name for path in jobs.values())}", total=total, seconds=seconds)
+    if (folder / "unlimited").is_file():
+        say(
+            f"this system ({sys.platform}) holds no process to a limit of memory: only time and output were limited for {names}"
+        )
     if (folder / "refused.json").is_file():
         refused = json.loads((folder / "refused.json").read_text(encoding="utf-8"))
         raise ImportRefused(f"{refused['path']}: {refused['sentence']}")

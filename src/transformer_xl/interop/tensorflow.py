@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.fields import read
 from transformer_xl.errors import CheckpointError
-from transformer_xl.interop.layout import check_shapes
+from transformer_xl.interop.layout import check_shapes, shapes_of
 
 EPS = 1e-12
 SLOTS = {"exp_avg": "/Adam", "exp_avg_sq": "/Adam_1"}
@@ -123,7 +123,7 @@ def weights_from_variables(variables: Mapping[str, Tensor], config: ModelConfig)
         ours["vocabulary.bias_V"] = take("adaptive_softmax/bias")
     if left:
         raise CheckpointError(f"{min(left)} belongs to no Transformer-XL of the authors' TensorFlow code")
-    check_shapes(ours, config)
+    check_shapes(shapes_of(ours), config)
     return ours
 
 

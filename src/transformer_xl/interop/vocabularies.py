@@ -67,7 +67,7 @@ def choose_tokenizer(facts: Mapping[str, Any], *, name: Path) -> Chosen:
     dataset, lower = facts.get("dataset"), bool(facts.get("lower_case"))
     if wrong := _unwritable(symbols):
         raise ImportRefused(f"{name}: {wrong}")
-    if all(symbol.isascii() and symbol.isdigit() and int(symbol) < 256 for symbol in symbols):
+    if all(len(symbol) <= 3 and symbol.isascii() and symbol.isdigit() and int(symbol) < 256 for symbol in symbols):
         values = bytes(map(int, symbols))
         if len(set(values)) == len(values):
             dropped = b"" if 10 in values else b"\n"

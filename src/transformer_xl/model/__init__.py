@@ -1,6 +1,6 @@
 """The mathematics: tokens, targets and memory in; losses in token order and new memory out. Knows no text."""
 
-from transformer_xl.model.kinds import AnyMemory, AnyModel, build_model, parameter_count
+from transformer_xl.model.kinds import AnyMemory, AnyModel, build_model, build_shapes, parameter_count
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.protocol import NOT_A_TARGET, LanguageModel, Output
 from transformer_xl.model.recurrent import Recurrent, RecurrentState
@@ -17,5 +17,6 @@ __all__ = [
     "RecurrentState",
     "TransformerXL",
     "build_model",
+    "build_shapes",
     "parameter_count",
 ]

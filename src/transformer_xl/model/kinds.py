@@ -1,8 +1,11 @@
 """The one place that turns a configuration into a model of its kind."""
 
+from dataclasses import asdict
+
 import torch
 
 from transformer_xl.config import ModelConfig, RecurrentConfig
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.recurrent import Recurrent, RecurrentState
 from transformer_xl.model.transformer import TransformerXL
@@ -15,8 +18,19 @@ def build_model(config: ModelConfig | RecurrentConfig) -> AnyModel:
     return Recurrent(config) if isinstance(config, RecurrentConfig) else TransformerXL(config)
 
 
+def build_shapes(config: ModelConfig | RecurrentConfig) -> AnyModel:
+    """The model on the meta device, where it has shapes and no numbers: no memory, no time."""
+    try:
+        with torch.device("meta"):
+            return build_model(config)
+    except RuntimeError:  # sizes whose product is no size
+        sizes = {name: value for name, value in asdict(config).items() if type(value) is int}
+        name = max(sizes, key=lambda name: sizes[name])
+        raise ConfigError(
+            f"model.{name}: {sizes[name]:,} asks for tensors larger than any can be; make it smaller"
+        ) from None
+
+
 def parameter_count(config: ModelConfig | RecurrentConfig) -> int:
-    """How many numbers are learned. Built on the meta device: no memory, no time."""
-    with torch.device("meta"):
-        model = build_model(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    """How many numbers are learned."""
+    return sum(parameter.numel() for parameter in build_shapes(config).parameters())

@@ -4,6 +4,7 @@ lane 0    . . . a b c      valid 3: the buffer is as long for every lane, and th
 lane 1    u v w x y z      valid 6  last `valid` positions of a lane are real
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,17 @@ from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import atomic_file
 
 
+def check_fits(numbers: int, *, like: Tensor, what: str) -> None:
+    """Refuses what is larger than the whole machine. A length may come with a file, where no tensor bounds it."""
+    if like.device.type != "cpu" or not hasattr(os, "sysconf"):
+        return
+    needed, there = numbers * like.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise InputError(
+            f"{what} takes {needed / 1e9:,.0f} GB, and this machine has {there / 1e9:,.0f}; give a smaller --memory, or fewer lanes"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     layers: tuple[Tensor, ...]
@@ -30,6 +42,9 @@ class Memory:
     @classmethod
     def start(cls, *, layers: int, lanes: int, length: int, width: int, like: Tensor, full: bool = False) -> "Memory":
         """Memory before the first token. `length` 0 grows as tokens come; the full length gives one shape from the start."""
+        check_fits(
+            layers * lanes * length * width, like=like, what=f"a memory of {length:,} positions for {lanes:,} lanes"
+        )
         return cls(
             layers=tuple(like.new_zeros(lanes, length, width) for _ in range(layers)),
             valid_B=torch.full((lanes,), length if full else 0, dtype=torch.int64),

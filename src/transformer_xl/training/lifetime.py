@@ -1,16 +1,16 @@
 """The borders of a training process: one trainer to a run, and a stop that is asked for, not suffered."""
 
-import fcntl
 import os
 import signal as signals
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import open_plain
-from transformer_xl.progress import Advance
+from transformer_xl.progress import Advance, say
 from transformer_xl.training.ranks import ALONE, Ranks
 
 
@@ -23,6 +23,12 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
     run.refuse_name()
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
+    if find_spec("fcntl") is None:  # Windows
+        say(f"this system has no locks for files: see to it that nobody else trains {run.path} meanwhile")
+        yield
+        return
+    import fcntl
+
     with open_plain(run.lock, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

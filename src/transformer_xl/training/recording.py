@@ -3,9 +3,9 @@
 import contextlib
 import json
 import platform
-import resource
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,5 +85,10 @@ def write_environment(run: RunFolder, *, command: str, ranks: Ranks) -> None:
 
 
 def peak_memory_mb() -> float:
+    """0 where the system does not tell."""
+    if find_spec("resource") is None:  # Windows
+        return 0.0
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
