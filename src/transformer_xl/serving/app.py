@@ -1,6 +1,7 @@
 """The server's addresses: who answers what, and every status that each may answer with."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ from transformer_xl.serving.page_files import PAGE, page_file
 from transformer_xl.serving.refusals import SAYINGS, Refusal, StrictRoute, install
 from transformer_xl.serving.scoring import attention, feed, score
 from transformer_xl.serving.sessions import Session, Sessions
+
+log = logging.getLogger("transformer_xl.serving")
 
 WATCH_SECONDS = 0.25
 TAKEN = Annotated[Slot, Depends(slot)]
@@ -104,7 +107,10 @@ async def _watch(models: list[Served]) -> None:
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         for served in models:
-            served.replace_if_stuck()
+            try:
+                served.replace_if_stuck_or_dead()
+            except Exception:  # whatever it is, the others are watched, and this one is tried again
+                log.exception("%s: the model's thread could not be replaced", served.name)
 
 
 def _served(request: Request, name: str) -> Served:
@@ -125,17 +131,30 @@ def _add_open(app: FastAPI) -> None:
 
         app.add_api_route(address, page, include_in_schema=False)
 
-    @app.get("/health", responses=statuses(answers.Health))
+    health_statuses = statuses(answers.Health)
+    health_statuses[503] = {"model": answers.Health, "description": "a model cannot answer"}
+
+    @app.get("/health", responses=health_statuses)
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "draining" if request.app.state.admission.draining else "ok"})
+        """503 where a model cannot answer. What the models are called is told to those who may use them."""
+        states = {name: served.state() for name, served in request.app.state.models.items()}
+        well = all(state == "ok" for state in states.values())
+        draining = request.app.state.admission.draining
+        body: dict[str, Any] = {"status": "draining" if draining else "ok" if well else "failing"}
+        if request.scope["has_key"]:
+            body["models"] = states
+        return JSONResponse(body, status_code=200 if well else 503)
 
     @app.get("/metrics", responses=statuses(None, kind="text/plain"))
     async def metrics(request: Request) -> Response:
         state = request.app.state
-        counted = {name: (served.counts, served.under_way) for name, served in state.models.items()}
+        counted = {
+            name: (served.counts, served.under_way, served.state() == "ok") for name, served in state.models.items()
+        }
         text = prometheus(
             state.requests,
             counted,
+            limits=state.admission.limits,
             in_flight=state.admission.in_flight,
             sessions=len(state.sessions),
             draining=state.admission.draining,
