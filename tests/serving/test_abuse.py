@@ -182,7 +182,7 @@ def test_w5_what_openapi_describes_is_what_happens(trained_run, tmp_path, monkey
     print(ran.stdout[-3000:])
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     routes = {route for route, _ in answered if route.startswith("/v1")}
-    assert len(routes) == 13, routes
+    assert len(routes) == 14, routes
     assert {status for _, status in answered} <= {200, 400, 404, 405, 409, 413, 422}
     assert {200, 422} <= {status for _, status in answered}
     if examples > 2:

@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
     from transformer_xl.progress import say
     from transformer_xl.serving.limits import Limits
+    from transformer_xl.serving.saved import writable_by_others
 
     asked = Limits(admitted=arguments.admit, sessions=arguments.max_sessions, deadline_seconds=arguments.deadline)
     models, limits = load_models([Path(run) for run in arguments.runs], memory=arguments.memory, limits=asked)
@@ -60,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"there is memory for {limits.admitted} texts and {limits.sessions} sessions at a time, not for {asked.admitted} and {asked.sessions};"
             " a smaller --memory makes room for more, a smaller --max-sessions for more texts"
         )
+    if folder is not None and writable_by_others(folder):
+        say(f"others can write to {folder}, and so change what sessions remember; run: chmod go-w {folder}")
     server = make_server(
         models,
         limits=limits,

@@ -58,6 +58,11 @@ class Deleted(BaseModel):
     deleted: bool
 
 
+class DeletedName(BaseModel):
+    name: str
+    deleted: bool
+
+
 class ScoredToken(BaseModel):
     id: int
     text: str
