@@ -16,6 +16,7 @@ from transformer_xl.cli import main
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation import TextStream
+from transformer_xl.inference import Engine
 from transformer_xl.serving import saved
 from transformer_xl.serving.limits import Limits
 
@@ -133,10 +134,11 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(trained_run, tmp_path, m
         before = (tmp_path / "a" / "engine.safetensors").read_bytes()
         session = open_session(server, "more")
 
-        def full(*arguments: object) -> None:
+        def full(self: Engine, path: Path) -> None:
+            path.write_bytes(b"half")
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("transformer_xl.files.os.fsync", full)
+        monkeypatch.setattr(Engine, "save", full)
         answer = server.post(f"{session}/save", name="a")
         assert (answer.status_code, "No space left on device" in answer.text) == (409, True)
         monkeypatch.undo()
