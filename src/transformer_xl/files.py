@@ -244,12 +244,11 @@ def _held(path: Path, *, wait: bool) -> Iterator[bool]:
     except FileNotFoundError:
         descriptor = None
     except PermissionError:
-        if (
-            sys.platform != "win32"
-        ):  # which opens no folders: a writer goes on without a lock, and who only clears does not dare
-            raise
-        yield wait
-        return
+        # Windows opens no folders: there a writer goes on without a lock, and who only clears does not dare.
+        if sys.platform == "win32":
+            yield wait
+            return
+        raise
     if descriptor is None:
         yield False
         return

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from transformer_xl.checkpoint import load_checkpoint
+from transformer_xl.library import load
 from transformer_xl.serving.limits import Limits
 from transformer_xl.serving.models import Served
 from transformer_xl.serving.server import Server, make_server
@@ -80,9 +80,11 @@ class Running:
 
 
 @contextmanager
-def in_thread(*runs: Path, limits: Limits | None = None, key: str | None = None, **options: Any) -> Iterator[Running]:
+def in_thread(
+    *runs: Path, limits: Limits | None = None, key: str | None = None, memory: int | None = None, **options: Any
+) -> Iterator[Running]:
     limits = limits or Limits()
-    models = [Served(run.name, load_checkpoint(run), limits=limits) for run in runs]
+    models = [Served(run.name, load(run, memory=memory).checkpoint, limits=limits) for run in runs]
     server = make_server(models, limits=limits, key=key, **options)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -100,10 +102,16 @@ def in_thread(*runs: Path, limits: Limits | None = None, key: str | None = None,
 
 
 @contextmanager
-def in_process(*runs: Path, folder: Path, options: tuple[str, ...] = (), threads: int = 1) -> Iterator[Running]:
+def in_process(
+    *runs: Path,
+    folder: Path,
+    options: tuple[str, ...] = (),
+    threads: int = 1,
+    program: tuple[str, ...] = ("-m", "transformer_xl", "serve"),
+) -> Iterator[Running]:
     errors = folder / "stderr.txt"
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "transformer_xl", "serve", *map(str, runs), "--port", "0", *options]
+    command = [sys.executable, *program, *map(str, runs), "--port", "0", *options]
     with errors.open("w") as stderr:
         process = subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL, text=True, env=environment)
     try:

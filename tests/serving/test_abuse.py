@@ -182,12 +182,12 @@ def test_w5_what_openapi_describes_is_what_happens(trained_run, tmp_path, monkey
     print(ran.stdout[-3000:])
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     routes = {route for route, _ in answered if route.startswith("/v1")}
-    assert len(routes) == 13, routes
+    assert len(routes) == 14, routes
     assert {status for _, status in answered} <= {200, 400, 404, 405, 409, 413, 422}
     assert {200, 422} <= {status for _, status in answered}
     if examples > 2:
         # Names of saved sessions, and positions within a text, are more than a schema can describe: they are guessed rarely or never.
-        guessed = routes - {"/v1/sessions/restore", "/v1/attention"}
+        guessed = routes - {"/v1/sessions/restore", "/v1/sessions/saved/{name}", "/v1/attention"}
         assert all(answered[route, 200] for route in guessed), answered
 
 

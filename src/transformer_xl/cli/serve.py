@@ -9,8 +9,13 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformer_xl.errors import InputError
+
+if TYPE_CHECKING:
+    from transformer_xl.serving.limits import Limits
+    from transformer_xl.serving.models import Served
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +34,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--admit", metavar="N", type=int, default=64, help="texts at a time; more are answered 429 (64)"
     )
     parser.add_argument(
+        "--max-sessions", metavar="N", type=int, default=32, help="sessions in memory; more are answered 409 (32)"
+    )
+    parser.add_argument(
         "--deadline", metavar="SECONDS", type=float, default=120.0, help="for one request, then 504 (120)"
     )
 
@@ -42,16 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
         from transformer_xl.serving.server import make_server, serve
     except ModuleNotFoundError as error:
         raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
-    from transformer_xl.library import load
     from transformer_xl.progress import say
     from transformer_xl.serving.limits import Limits
-    from transformer_xl.serving.models import Served, name_of
+    from transformer_xl.serving.saved import writable_by_others
 
-    limits = Limits(admitted=arguments.admit, deadline_seconds=arguments.deadline)
-    models: list[Served] = []
-    for run_folder in map(Path, arguments.runs):
-        checkpoint = load(run_folder, memory=arguments.memory).checkpoint
-        models.append(Served(name_of(run_folder, [one.name for one in models]), checkpoint, limits=limits))
+    asked = Limits(admitted=arguments.admit, sessions=arguments.max_sessions, deadline_seconds=arguments.deadline)
+    models, limits = load_models([Path(run) for run in arguments.runs], memory=arguments.memory, limits=asked)
+    if limits != asked:
+        say(
+            f"there is memory for {limits.admitted} texts and {limits.sessions} sessions at a time, not for {asked.admitted} and {asked.sessions};"
+            " a smaller --memory makes room for more, a smaller --max-sessions for more texts"
+        )
+    if folder is not None and writable_by_others(folder):
+        say(f"others can write to {folder}, and so change what sessions remember; run: chmod go-w {folder}")
     server = make_server(
         models,
         limits=limits,
@@ -66,6 +77,21 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(0)
     return 0
+
+
+def load_models(runs: list[Path], *, memory: int | None, limits: "Limits") -> tuple[list["Served"], "Limits"]:
+    """The models, and the limits that there is memory for: reckoned before any of it is taken."""
+    from transformer_xl.library import load
+    from transformer_xl.serving.budget import Cost, available_bytes, within_memory
+    from transformer_xl.serving.models import Served, name_of
+
+    models, costs, fitting = list[Served](), list[Cost](), limits
+    for run in runs:
+        checkpoint = load(run, memory=memory).checkpoint
+        costs.append(Cost.of(checkpoint.model, segment=checkpoint.config.training.segment))
+        fitting = within_memory(limits, costs, available=available_bytes())
+        models.append(Served(name_of(run, [one.name for one in models]), checkpoint, limits=limits))
+    return models, fitting
 
 
 def api_key(file: str | None) -> str | None:

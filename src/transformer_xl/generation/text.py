@@ -59,10 +59,19 @@ class TextStream:
 
     @classmethod
     def at(cls, tokenizer: Tokenizer, place: Mapping[str, str | int]) -> "TextStream":
-        """At a place as `place` gives it."""
+        """At a place as `place` gives it; anything else is refused, because it may come from a file."""
         stream = cls(tokenizer)
-        stream._decoder.setstate((bytes.fromhex(str(place["begun"])), 0))
-        stream._marks, stream._line_begins = int(place["marks"]), bool(place["line_begins"])
+        begun, marks, line_begins = bytes.fromhex(str(place["begun"])), int(place["marks"]), int(place["line_begins"])
+        if (
+            stream._decoder.decode(begun)
+            or stream._decoder.getstate()[0] != begun
+            or marks < 0
+            or line_begins not in (0, 1)
+        ):
+            raise InputError(
+                f"begun {begun.hex()}, marks {marks}, line_begins {line_begins} is no place in a text; save it again"
+            )
+        stream._marks, stream._line_begins = marks, bool(line_begins)
         return stream
 
     def bytes_of(self, token: int) -> bytes:

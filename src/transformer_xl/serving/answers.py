@@ -17,7 +17,8 @@ class Error(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "draining"]
+    status: Literal["ok", "failing", "draining"]
+    models: dict[str, Literal["ok", "stuck", "dead", "not answering"]] | None = None
 
 
 class MemoryUse(BaseModel):
@@ -54,6 +55,11 @@ class SavedNames(BaseModel):
 
 class Deleted(BaseModel):
     id: str
+    deleted: bool
+
+
+class DeletedName(BaseModel):
+    name: str
     deleted: bool
 
 

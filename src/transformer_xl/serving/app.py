@@ -1,6 +1,7 @@
 """The server's addresses: who answers what, and every status that each may answer with."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,12 +22,16 @@ from transformer_xl.serving.metrics import CONTENT_TYPE, Requests, prometheus
 from transformer_xl.serving.models import Served
 from transformer_xl.serving.page_files import PAGE, page_file
 from transformer_xl.serving.refusals import SAYINGS, Refusal, StrictRoute, install
+from transformer_xl.serving.saved import NO_FOLDER, Saved
 from transformer_xl.serving.scoring import attention, feed, score
 from transformer_xl.serving.sessions import Session, Sessions
+
+log = logging.getLogger("transformer_xl.serving")
 
 WATCH_SECONDS = 0.25
 TAKEN = Annotated[Slot, Depends(slot)]
 SessionId = Annotated[str, fastapi.Path(alias="session", pattern=bodies.SESSION_ID)]
+SavedName = Annotated[str, fastapi.Path(pattern=bodies.SESSION_NAME)]
 
 
 def statuses(model: type | None, *more: int, kind: str = "application/json") -> dict[int | str, dict[str, Any]]:
@@ -53,6 +58,7 @@ def make_app(
     key: str | None = None,
 ) -> FastAPI:
     requests = Requests()
+    saved = None if sessions is None else Saved(sessions, limits=limits)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -63,6 +69,8 @@ def make_app(
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
+        if saved is not None:
+            saved.close()
         ended = [served.close() for served in models]  # every one of them, whatever the first says
         app.state.ended = all(ended)
 
@@ -84,7 +92,7 @@ def make_app(
     install(app)
     app.state.admission = Admission(limits)
     app.state.models = {served.name: served for served in models}
-    app.state.sessions = Sessions(most=limits.sessions, folder=sessions)
+    app.state.sessions, app.state.saved = Sessions(most=limits.sessions), saved
     app.state.requests = requests
     _add_open(app)
     _add_models(app)
@@ -104,7 +112,10 @@ async def _watch(models: list[Served]) -> None:
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         for served in models:
-            served.replace_if_stuck()
+            try:
+                served.replace_if_stuck_or_dead()
+            except Exception:  # whatever it is, the others are watched, and this one is tried again
+                log.exception("%s: the model's thread could not be replaced", served.name)
 
 
 def _served(request: Request, name: str) -> Served:
@@ -125,17 +136,30 @@ def _add_open(app: FastAPI) -> None:
 
         app.add_api_route(address, page, include_in_schema=False)
 
-    @app.get("/health", responses=statuses(answers.Health))
+    health_statuses = statuses(answers.Health)
+    health_statuses[503] = {"model": answers.Health, "description": "a model cannot answer"}
+
+    @app.get("/health", responses=health_statuses)
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "draining" if request.app.state.admission.draining else "ok"})
+        """503 where a model cannot answer. What the models are called is told to those who may use them."""
+        states = {name: served.state() for name, served in request.app.state.models.items()}
+        well = all(state == "ok" for state in states.values())
+        draining = request.app.state.admission.draining
+        body: dict[str, Any] = {"status": "draining" if draining else "ok" if well else "failing"}
+        if request.scope["has_key"]:
+            body["models"] = states
+        return JSONResponse(body, status_code=200 if well else 503)
 
     @app.get("/metrics", responses=statuses(None, kind="text/plain"))
     async def metrics(request: Request) -> Response:
         state = request.app.state
-        counted = {name: (served.counts, served.under_way) for name, served in state.models.items()}
+        counted = {
+            name: (served.counts, served.under_way, served.state() == "ok") for name, served in state.models.items()
+        }
         text = prometheus(
             state.requests,
             counted,
+            limits=state.admission.limits,
             in_flight=state.admission.in_flight,
             sessions=len(state.sessions),
             draining=state.admission.draining,
@@ -180,6 +204,13 @@ def _sessions(request: Request) -> Sessions:
     return sessions
 
 
+def _saved(request: Request) -> Saved:
+    saved: Saved | None = request.app.state.saved
+    if saved is None:
+        raise Refusal(409, NO_FOLDER)
+    return saved
+
+
 async def used(request: Request, id: SessionId) -> AsyncIterator[Session]:
     """The session, for this request alone until its answer is sent."""
     with _sessions(request).using(id) as session:
@@ -200,13 +231,19 @@ def _add_sessions(app: FastAPI) -> None:
 
     @app.get("/v1/sessions/saved", responses=statuses(answers.SavedNames, 409))
     async def list_saved(request: Request) -> Response:
-        return JSONResponse({"data": await asyncio.to_thread(_sessions(request).saved)})
+        return JSONResponse({"data": await _saved(request).names()})
+
+    @app.delete("/v1/sessions/saved/{name}", responses=statuses(answers.DeletedName, 409, 422))
+    async def delete_saved(request: Request, name: SavedName) -> Response:
+        await _saved(request).delete(name)
+        return JSONResponse({"name": name, "deleted": True})
 
     @app.post("/v1/sessions/restore", responses=statuses(answers.Session, *BODY, 409))
     async def restore(request: Request, body: bodies.SavedName) -> Response:
-        models = list(request.app.state.models.values())
-        session = await asyncio.to_thread(_sessions(request).read_saved, body.name, models)
-        return JSONResponse(_sessions(request).add(session).as_json())
+        saved, sessions = _saved(request), _sessions(request)
+        sessions.check_room()
+        session = await saved.read(body.name, list(request.app.state.models.values()))
+        return JSONResponse(sessions.add(session).as_json())
 
     @app.get("/v1/sessions/{session}", responses=statuses(answers.Session, 422))
     async def show(request: Request, id: SessionId) -> Response:
@@ -223,7 +260,7 @@ def _add_sessions(app: FastAPI) -> None:
 
     @app.post("/v1/sessions/{session}/save", responses=statuses(answers.Saved, *BODY, 409))
     async def save(request: Request, session: USED, body: bodies.SavedName) -> Response:
-        size = await asyncio.to_thread(_sessions(request).save, session, body.name)
+        size = await _saved(request).save(session, body.name)
         return JSONResponse({"name": body.name, "bytes": size})
 
     @app.post("/v1/sessions/{session}/feed", responses=statuses(answers.Fed, *WORK))

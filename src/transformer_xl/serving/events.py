@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from transformer_xl.generation import TextStream
@@ -89,12 +90,15 @@ class Outbox:
         self._waiting.append((mailbox, index, event))
 
     def send(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        if not waiting:
+            return
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            waiting[0][0].loop.call_soon_threadsafe(_deliver, waiting)
+        self._waiting = []
         for mailbox, index, event in waiting:
             if isinstance(event, Wrote):
                 mailbox.drawn[index] += event.drawn
-        if waiting and not waiting[0][0].loop.is_closed():
-            waiting[0][0].loop.call_soon_threadsafe(_deliver, waiting)
 
 
 def _deliver(waiting: Iterable[tuple[Mailbox, int, Event]]) -> None:

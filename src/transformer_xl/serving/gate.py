@@ -80,7 +80,8 @@ class Gate:
         for origin in (value for name, value in headers if name == b"origin"):
             if not _same(origin.decode("latin-1"), hosts[0].decode("latin-1")):
                 return 403
-        if self._key is not None and scope["path"] not in OPEN and not self._has_key(headers):
+        scope["has_key"] = self._key is None or self._has_key(headers)
+        if scope["path"] not in OPEN and not scope["has_key"]:
             return 401
         return None
 

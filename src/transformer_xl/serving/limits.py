@@ -32,12 +32,16 @@ class Limits:
     drain_seconds: float = 5.0
     """After SIGTERM, what is under way may take so long."""
     sessions: int = 32
+    """In memory. One more is answered 409."""
+    saved: int = 256
+    """Sessions on disk, and what they may take there together. One more is answered 409."""
+    saved_bytes: int = 8 << 30
     header_seconds: float = 10.0
     """From the first byte of a request, or from the connection, to the end of its headers."""
     body_seconds: float = 10.0
     keep_alive_seconds: int = 75
 
     def __post_init__(self) -> None:
-        positive(self, "serve", "admitted", "sessions")
+        positive(self, "serve", "admitted", "sessions", "saved", "saved_bytes")
         if not self.deadline_seconds > 0:
             raise ConfigError(f"serve.deadline_seconds: {self.deadline_seconds} is no time; it must be above 0")

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from transformer_xl.serving.limits import Limits
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -16,6 +18,7 @@ class Counts:
     steps: int = 0
     step_seconds: float = 0.0
     threads_abandoned: int = 0
+    threads_died: int = 0
 
 
 class Requests:
@@ -36,6 +39,7 @@ COUNTED = {
     "steps": "Steps of all texts of a model together.",
     "step_seconds": "Time spent in these steps.",
     "threads_abandoned": "Threads that never came back from a model.",
+    "threads_died": "Threads that ended by an error and were replaced.",
 }
 
 
@@ -47,9 +51,15 @@ def _of(model: str) -> str:
 
 
 def prometheus(
-    requests: Requests, models: dict[str, tuple[Counts, int]], *, in_flight: int, sessions: int, draining: bool
+    requests: Requests,
+    models: dict[str, tuple[Counts, int, bool]],
+    *,
+    limits: Limits,
+    in_flight: int,
+    sessions: int,
+    draining: bool,
 ) -> str:
-    """`models`: by name, what each counted and how many texts and tasks it has under way."""
+    """`models`: by name, what each counted, how many texts and tasks it has under way, and whether it can answer."""
     lines = list[str]()
 
     def metric(name: str, kind: str, about: str, values: Iterable[tuple[str, float]]) -> None:
@@ -63,11 +73,25 @@ def prometheus(
     seconds = [(f'{{route="{route}"}}', value) for route, value in sorted(requests.seconds.items())]
     metric("request_seconds_total", "counter", "Time from request to the end of its answer.", seconds)
     for name, about in COUNTED.items():
-        values = [(_of(model), float(getattr(counts, name))) for model, (counts, _) in models.items()]
+        values = [(_of(model), float(getattr(counts, name))) for model, (counts, _, _) in models.items()]
         metric(f"{name}_total", "counter", about, values)
-    under_way = [(_of(model), float(count)) for model, (_, count) in models.items()]
+    under_way = [(_of(model), float(count)) for model, (_, count, _) in models.items()]
+    well = [(_of(model), float(answers)) for model, (_, _, answers) in models.items()]
     metric("under_way", "gauge", "Texts and tasks that a model's thread has.", under_way)
+    metric("answering", "gauge", "1 where a model can answer.", well)
     metric("in_flight", "gauge", "Texts and tasks admitted.", [("", in_flight)])
+    metric(
+        "in_flight_most",
+        "gauge",
+        "How many are admitted: as asked for, or as there is memory for.",
+        [("", limits.admitted)],
+    )
     metric("sessions", "gauge", "Sessions in memory.", [("", sessions)])
+    metric(
+        "sessions_most",
+        "gauge",
+        "How many there may be: as asked for, or as there is memory for.",
+        [("", limits.sessions)],
+    )
     metric("draining", "gauge", "1 after SIGTERM.", [("", int(draining))])
     return "\n".join(lines) + "\n"

@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from transformer_xl.analysis.attention import Row, attention_maps, top_keys
 from transformer_xl.analysis.recording import TERMS, TOTAL
 from transformer_xl.checkpoint import Checkpoint
+from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import EvaluationConfig, ModelConfig
+from transformer_xl.errors import CheckpointError
 from transformer_xl.generation import TextStream
 from transformer_xl.model import TransformerXL
-from transformer_xl.serving.lanes import Writing
+from transformer_xl.serving.lanes import ModelFault, Writing
 from transformer_xl.serving.limits import Limits
 from transformer_xl.serving.metrics import Counts
 from transformer_xl.serving.orders import Order
 from transformer_xl.serving.reading import fresh_reader
-from transformer_xl.serving.scheduler import Scheduler, Task
+from transformer_xl.serving.scheduler import Scheduler, State, Task
 
 UNITS = {"byte": "byte", "char": "character", "word": "word", "bpe": "piece", "number": "number"}
 
@@ -29,12 +32,13 @@ class Served:
     def __init__(self, name: str, checkpoint: Checkpoint, *, limits: Limits) -> None:
         self.name, self.checkpoint, self.limits = name, checkpoint, limits
         self.model, self.tokenizer = checkpoint.model.eval(), checkpoint.tokenizer
+        self._checksums = _checksums_of(checkpoint)
         self.counts = Counts()
-        fresh_reader(
-            self.model
-        )  # builds the kernels where they are not built yet: nobody's request should wait for that
-        self._writer = Scheduler(name, counts=self.counts)
-        self._looker = Scheduler(f"{name}-attention", counts=self.counts)
+        # Made now because it builds the kernels where they are not built yet: nobody's request should wait for that.
+        self.blank = fresh_reader(self.model)
+        """Has read nothing. Every new session begins with it, and forks it when it is first read with."""
+        self._writer = Scheduler(name, counts=self.counts, proof=self._prove)
+        self._looker = Scheduler(f"{name}-attention", counts=self.counts, proof=self._prove)
 
     def start(self) -> None:
         self._writer.start()
@@ -59,11 +63,27 @@ class Served:
         self._writer.wake()
         self._looker.wake()
 
-    def replace_if_stuck(self) -> None:
-        if self._writer.stuck_seconds() > self.limits.patience_seconds:
+    def replace_if_stuck_or_dead(self) -> None:
+        if self._writer_state() in ("stuck", "dead"):
             self._writer = self._writer.replaced()
-        if self._looker.stuck_seconds() > self.limits.deadline_seconds:
+        if self._looker_state() in ("stuck", "dead"):
             self._looker = self._looker.replaced()
+
+    def state(self) -> State:
+        """Whether it can answer, and what is wrong otherwise."""
+        return next((state for state in (self._writer_state(), self._looker_state()) if state != "ok"), "ok")
+
+    def _writer_state(self) -> State:
+        return self._writer.state(patience_seconds=self.limits.patience_seconds)
+
+    def _looker_state(self) -> State:
+        return self._looker.state(patience_seconds=self.limits.deadline_seconds)
+
+    def _prove(self) -> None:
+        """What every request needs: memory for one text, and a token read."""
+        reader = fresh_reader(self.model)
+        if not bool(torch.isfinite(reader.read(torch.tensor([[0]]))).all()):
+            raise ModelFault("hidden states that are no numbers")
 
     @property
     def under_way(self) -> int:
@@ -92,11 +112,14 @@ class Served:
     def text_stream(self, before: Sequence[int] = ()) -> TextStream:
         return TextStream(self.tokenizer, before=before)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Of the weights and lengths: a session goes on with no others."""
-        checksums = (self.checkpoint.folder / "checksums.json").read_bytes()
-        return hashlib.sha256(checksums + str(self.memory).encode()).hexdigest()
+        return self.fingerprint_with(self.memory)
+
+    def fingerprint_with(self, memory: int) -> str:
+        """What it would be, were so many tokens remembered."""
+        return hashlib.sha256(self._checksums + str(memory).encode()).hexdigest()
 
     def facts(self) -> dict[str, Any]:
         config = self.model.config
@@ -155,6 +178,15 @@ class Served:
             "marked": [place in marked for place in range(len(row.probability[TOTAL]))],
             "segment_start": max(position // self.segment * self.segment, row.first_key),
         }
+
+
+def _checksums_of(checkpoint: Checkpoint) -> bytes:
+    """Read when the model is loaded: a trainer may remove the checkpoint while it is served."""
+    path = checkpoint.folder / CHECKSUMS
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read any more ({error.strerror}); start the server again") from None
 
 
 def name_of(run: Path, taken: Sequence[str]) -> str:

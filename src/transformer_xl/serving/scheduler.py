@@ -4,16 +4,23 @@
               task                  .      .
               lanes   step . step   . step .  ...                           (all texts of all requests, one step each)
 
-A piece of work that raises fails its own request. A step of the lanes that raises, or never comes back, makes every text in it a suspect: each is
-begun anew, alone, up to the token after the last one it told (the same tokens: chance is its own), and only then joins the others again. Who fails
-alone was to blame. A thread that never comes back cannot be ended, only left: another one takes over everything but the work it is stuck in.
+A piece of work that raises fails its own request. A step of the lanes that raises or never comes back, or a change of who is in them, makes every
+text in it a suspect, because an engine that was left half changed is never read with again: each is begun anew, alone, up to the token after the last
+one it told (the same tokens: chance is its own), and only then joins the others again. Who fails alone was to blame; who never does, but fails again
+and again with others, is written alone to its end. A thread that never comes back cannot be ended, only left: another one takes over everything but
+the work it is stuck in. So it does for a thread that has died.
+
+After a failure, and when it takes over, a thread proves that it can still answer: it reads one token. Until that works the model is not well, and the
+proof is tried again every second.
 """
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from transformer_xl.inference.reader import CHUNK
 from transformer_xl.serving.events import Done, Event, Failed, Mailbox, Outbox, Wrote
@@ -25,10 +32,16 @@ from transformer_xl.serving.orders import Order, Piece
 log = logging.getLogger("transformer_xl.serving")
 
 JOIN_SECONDS = 1.0
+PROOF_SECONDS = 1.0
+"""Between two proofs, while they fail."""
 MOST_SUSPECTED = 3
-"""A text that was in so many failed steps is refused, though each time it passed alone."""
+"""A text that was in more failed steps than this, though each time it passed alone, joins the others no more."""
+STEP_TOKENS = CHUNK // LANES
+"""A token drawn alone takes about as long as so many that are read: no text that is begun anew keeps all others waiting."""
 FAILED = Failed(status=500, message="the model failed on this request; nothing of it was kept")
 TOO_LATE = Failed(status=504, message="the model took too long over this request; ask for less, or try again")
+
+State = Literal["ok", "stuck", "dead", "not answering"]
 
 
 class Task:
@@ -40,16 +53,30 @@ class Task:
         """Lanes that wait for room."""
 
 
+@dataclass(frozen=True)
+class Work:
+    """What the thread is at: one value, so that whoever looks never sees the half of it."""
+
+    on: Task | list[Writing] | None
+    """A task, the texts whose lanes are being read or changed, or the proof that it can answer."""
+    since: float
+
+
 class Scheduler:
-    def __init__(self, name: str, *, counts: Counts) -> None:
+    def __init__(self, name: str, *, counts: Counts, proof: Callable[[], object]) -> None:
+        """`proof` does a little of what every request needs, and raises where that fails."""
         self.name, self.counts = name, counts
         self.lanes = Lanes()
+        self.answers = True
+        """Whether the last proof worked."""
+        self._proof = proof
+        self._prove_at: float | None = None
+        """When the next proof is due; None: there is no doubt."""
         self._tasks: deque[Task] = deque()
         self._outbox = Outbox()
         self._turn = threading.Condition()
         self._closed = False
-        self._working_on: Task | Lanes | None = None
-        self._working_since = 0.0
+        self._work: Work | None = None
         self._thread = threading.Thread(target=self._run, name=f"txl-{name}", daemon=True)
 
     def start(self) -> None:
@@ -74,7 +101,8 @@ class Scheduler:
         with self._turn:
             self._closed = True
             self._turn.notify()
-        self._thread.join(JOIN_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_SECONDS)
         return not self._thread.is_alive()
 
     @property
@@ -82,41 +110,96 @@ class Scheduler:
         """Texts and tasks that this thread still has."""
         return len(self.lanes) + len(self._tasks)
 
-    def stuck_seconds(self) -> float:
-        return time.monotonic() - self._working_since if self._working_on is not None else 0.0
+    def state(self, *, patience_seconds: float) -> State:
+        """Takes no lock: it is asked often."""
+        work = self._work
+        if not self._thread.is_alive():
+            return "dead"
+        if work is not None and time.monotonic() - work.since > patience_seconds:
+            return "stuck"
+        return "ok" if self.answers else "not answering"
 
     def replaced(self) -> "Scheduler":
-        """Another thread that goes on with everything but the work this one is stuck in; if that is the lanes, all of them are suspects."""
+        """Another thread that goes on with everything but the work this one is stuck in, or died of; if that is the lanes, all of them are suspects."""
+        dead = not self._thread.is_alive()
         with self._turn:
-            stuck = self._working_on
-            if stuck is None:  # it has just come back
+            work = self._work
+            if work is None and not dead:  # it has just come back
                 return self
             self._closed = True
-            other = Scheduler(self.name, counts=self.counts)
-            other._tasks.extend(task for task in self._tasks if task is not stuck)
-            if isinstance(stuck, Task):
-                other.lanes = self.lanes
-                other._outbox.put(stuck.mailbox, 0, TOO_LATE)
-            else:
+            other = Scheduler(self.name, counts=self.counts, proof=self._proof)
+            other.answers, other._prove_at = False, time.monotonic()
+            other._outbox = self._outbox
+            other._tasks.extend(task for task in self._tasks if work is None or task is not work.on)
+            if work is None:  # nobody knows what it died of
                 other._suspect(self.lanes.writings)
-        log.error("%s: the model's thread is stuck; another takes over", self.name)
-        self.counts.threads_abandoned += 1
+            elif isinstance(work.on, list):
+                other._suspect(work.on)
+            else:
+                other.lanes = self.lanes
+            if work is not None and isinstance(work.on, Task):
+                other._outbox.put(work.on.mailbox, 0, FAILED if dead else TOO_LATE)
+        log.error("%s: the model's thread is %s; another takes over", self.name, "dead" if dead else "stuck")
+        if dead:
+            self.counts.threads_died += 1
+        else:
+            self.counts.threads_abandoned += 1
         other._outbox.send()
-        other.start()
+        try:
+            other.start()
+        except (
+            RuntimeError,
+            MemoryError,
+        ) as error:  # the system has none to give: it is as good as dead, and is replaced in its turn
+            log.error("%s: no thread can be started (%s)", self.name, error)
         return other
 
-    # --- on the thread; what others may look at or take away changes under the lock only
+    # --- on the thread; what others may look at or take away changes under the lock only, and nothing that takes long is done under it
 
     def _run(self) -> None:
-        while True:
-            with self._turn:
-                while not self._closed and not self.under_way:
-                    self._turn.wait()
-                if self._closed:  # for good, or because another thread has taken over
-                    return
+        try:
+            while self._awake():
                 self._drop()
-            self._read()
-            self._write()
+                self._read()
+                self._write()
+        except BaseException as error:
+            log.critical("%s: the model's thread died", self.name, exc_info=error)
+
+    def _awake(self) -> bool:
+        """Waits for work, or until a proof is due. Whether there is a next round."""
+        with self._turn:
+            while not self._closed and not self.under_way and not self._in_doubt():
+                self._turn.wait(None if self._prove_at is None else max(0.0, self._prove_at - time.monotonic()))
+            if self._closed:  # for good, or because another thread has taken over
+                return False
+        if self._in_doubt():
+            self._prove()
+        return True
+
+    def _in_doubt(self) -> bool:
+        return self._prove_at is not None and time.monotonic() >= self._prove_at
+
+    def _doubt(self) -> None:
+        """After a failure."""
+        if self._prove_at is None:
+            self._prove_at = time.monotonic()
+
+    def _prove(self) -> None:
+        if not self._begin(None):
+            return
+        works = True
+        try:
+            self._proof()
+        except BaseException:
+            works = False
+            if self.answers:
+                log.exception("%s: the model cannot answer", self.name)
+        with self._turn:
+            if self._closed:
+                return
+            self.answers = works
+            self._prove_at = None if self.answers else time.monotonic() + PROOF_SECONDS
+            self._work = None
 
     def _drop(self) -> None:
         """Lets go what nobody waits for, and what is too late."""
@@ -125,14 +208,19 @@ class Scheduler:
         def over(mailbox: Mailbox) -> bool:
             return mailbox.cancelled or mailbox.deadline < now
 
-        for task in [task for task in self._tasks if over(task.mailbox)]:
-            self._tasks.remove(task)
-            self._outbox.put(task.mailbox, 0, TOO_LATE)
-        gone = [writing for writing in self.lanes.writings if over(writing.mailbox)]
-        for writing in gone:
-            self._outbox.put(writing.mailbox, writing.index, TOO_LATE)
-        self.lanes.leave(gone)
-        self._outbox.send()
+        with self._turn:
+            if self._closed:
+                return
+            for task in [task for task in self._tasks if over(task.mailbox)]:
+                self._tasks.remove(task)
+                self._outbox.put(task.mailbox, 0, TOO_LATE)
+            gone = [writing for writing in self.lanes.writings if over(writing.mailbox)]
+            for writing in gone:
+                self._outbox.put(writing.mailbox, writing.index, TOO_LATE)
+            self._outbox.send()
+        if gone:
+            staying = [writing for writing in self.lanes.writings if writing not in gone]
+            self._with_lanes(staying, lambda: self.lanes.leave(gone))
 
     def _read(self) -> None:
         """Some pieces of tasks, together about as long as one long piece."""
@@ -142,36 +230,45 @@ class Scheduler:
             if task.ready is None:
                 read += self._advance(task)
                 waiting = 0
+            joining = task.ready
+            fits = joining is not None and len(self.lanes) + len(joining) <= LANES
+            if joining is not None and fits:
+                self._join(task, joining)
             with self._turn:
                 if self._closed:
                     return
-                if task.ready is not None and len(self.lanes) + len(task.ready) <= LANES:
-                    self.lanes.take(task.ready)
-                    task.ready = None
-                waiting += task.ready is not None
+                if fits:
+                    continue
+                waiting += joining is not None
                 if self._tasks and self._tasks[0] is task:
                     self._tasks.rotate(-1)
 
+    def _join(self, task: Task, joining: Lanes) -> None:
+        """All that is left of the task are its texts."""
+        texts = [*self.lanes.writings, *joining.writings]
+        self._with_lanes(texts, lambda: self.lanes.take(joining), instead_of=task)
+
     def _advance(self, task: Task) -> int:
-        """One piece of it. How many tokens that was; 1 for what reads none."""
+        """One piece of it. About as long as reading how many tokens that was."""
         if not self._begin(task):
             return 0
-        piece, over, failure = None, False, None
+        piece: object = None
+        over = failed = False
         try:
             piece = next(task.pieces)
         except StopIteration as finished:
             piece, over = finished.value, True
-        except Exception as error:
-            failure, over = error, True
+        except BaseException:  # no longer held than this block: it holds everything that failed
+            over = failed = True
+            log.exception("%s: a request failed", self.name)
         with self._turn:
-            self._working_on = None
             if self._closed:
                 return 0
             if over:
                 self._tasks.remove(task)
-            if failure is not None:
-                log.error("%s: a request failed", self.name, exc_info=failure)
+            if failed:
                 self._outbox.put(task.mailbox, 0, FAILED)
+                self._doubt()
             elif over and piece is not None:
                 self._outbox.put(task.mailbox, 0, Done(result=piece))
             elif isinstance(piece, Lanes):
@@ -179,35 +276,58 @@ class Scheduler:
             elif isinstance(piece, list):
                 self._tell(piece)
             self._outbox.send()
-        read = piece if isinstance(piece, int) else 1
-        self.counts.tokens_read += read
-        return read
+            self._work = None
+        if isinstance(piece, int):
+            self.counts.tokens_read += piece
+            return piece
+        return STEP_TOKENS
 
     def _write(self) -> None:
-        if not len(self.lanes) or not self._begin(self.lanes):
+        if not len(self.lanes):
             return
-        started_at, failure, events = time.monotonic(), None, list[tuple[Writing, Event]]()
-        try:
-            events = self.lanes.step()
-        except Exception as error:
-            failure = error
-        with self._turn:
-            self._working_on = None
-            if self._closed:
-                return
-            if failure is not None:
-                log.error("%s: a step of %d texts failed", self.name, len(self.lanes), exc_info=failure)
-                self._suspect(self.lanes.clear())
-            self._tell(events)
-            self._outbox.send()
+        started_at = time.monotonic()
+        self._with_lanes(self.lanes.writings, self.lanes.step)
         self.counts.steps += 1
         self.counts.step_seconds += time.monotonic() - started_at
 
-    def _begin(self, work: Task | Lanes) -> bool:
+    def _with_lanes(
+        self,
+        texts: list[Writing],
+        do: Callable[[], list[tuple[Writing, Event]] | None],
+        *,
+        instead_of: Task | None = None,
+    ) -> None:
+        """A step of the lanes, or a change of who is in them; `texts` are those that must go on somehow if it fails."""
+        texts = list(texts)
+        if not self._begin(texts, instead_of=instead_of):
+            return
+        events: list[tuple[Writing, Event]] | None = None
+        failed = False
+        try:
+            events = do()
+        except BaseException:
+            failed = True
+            log.exception("%s: a step of %d texts failed", self.name, len(texts))
         with self._turn:
-            if not self._closed:
-                self._working_on, self._working_since = work, time.monotonic()
-            return not self._closed
+            if self._closed:
+                return
+            if failed:
+                self.lanes = Lanes()
+                self._suspect(texts)
+                self._doubt()
+            self._tell(events or ())
+            self._outbox.send()
+            self._work = None
+
+    def _begin(self, on: Task | list[Writing] | None, *, instead_of: Task | None = None) -> bool:
+        """Whether there is still anything to do for this thread. `instead_of`: a task that ends with this."""
+        with self._turn:
+            if self._closed:
+                return False
+            if instead_of is not None:
+                self._tasks.remove(instead_of)
+            self._work = Work(on, time.monotonic())
+            return True
 
     def _tell(self, events: Iterable[tuple[Writing, Event]]) -> None:
         for writing, event in events:
@@ -218,8 +338,6 @@ class Scheduler:
     def _suspect(self, writings: Iterable[Writing]) -> None:
         for writing in writings:
             again = writing.anew()
-            if again.suspected > MOST_SUSPECTED:
-                self._outbox.put(writing.mailbox, writing.index, FAILED)
-            else:
-                told = writing.mailbox.drawn[writing.index]
-                self._tasks.append(Task(writing.restart([again], alone=told), mailbox=writing.mailbox))
+            told = writing.mailbox.drawn[writing.index]
+            alone = writing.wish.tokens if again.suspected > MOST_SUSPECTED else told
+            self._tasks.append(Task(writing.restart([again], alone=alone), mailbox=writing.mailbox))

@@ -4,26 +4,17 @@ A session's state is a value: what is read or written goes on from a copy, and t
 comes too late or is cancelled leaves the session as it was, and a fork costs nothing.
 """
 
-import json
-import re
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from transformer_xl.errors import CheckpointError
-from transformer_xl.files import atomic_folder, put_back, put_back_all, write_json
 from transformer_xl.generation import TextStream
-from transformer_xl.inference import Reader, make_engine, restore_engine
-from transformer_xl.serving.bodies import SESSION_NAME
+from transformer_xl.inference import Reader
 from transformer_xl.serving.models import Served
 from transformer_xl.serving.refusals import Refusal
-
-ENGINE, ABOUT = "engine.safetensors", "session.json"
-NO_FOLDER = "this server keeps no sessions on disk; start it with --sessions DIR"
 
 
 @dataclass(kw_only=True)
@@ -59,8 +50,8 @@ def memory_use(served: Served, tokens_read: int) -> dict[str, int]:
 
 
 class Sessions:
-    def __init__(self, *, most: int, folder: Path | None) -> None:
-        self.most, self._folder = most, folder
+    def __init__(self, *, most: int) -> None:
+        self.most = most
         self._open: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -89,7 +80,8 @@ class Sessions:
     def open(self, served: Served) -> Session:
         if not served.remembers:
             raise Refusal(409, "this model has no memory, so a session could not go on; use /v1/completions")
-        return self.add(Session(served=served, reader=make_engine(served.model), text=served.text_stream()))
+        assert isinstance(served.blank, Reader)
+        return self.add(Session(served=served, reader=served.blank, text=served.text_stream()))
 
     def fork(self, id: str) -> Session:
         session = self.get(id)
@@ -100,46 +92,11 @@ class Sessions:
         del self._open[id]
 
     def add(self, session: Session) -> Session:
-        if len(self._open) >= self.most:
-            raise Refusal(409, f"there are already {self.most} sessions; DELETE one first")
+        self.check_room()
         self._open[session.id] = session
         return session
 
-    # --- on disk: a folder for each name, whole or not there
-
-    def saved(self) -> list[str]:
-        if self._folder is None:
-            raise Refusal(409, NO_FOLDER)
-        put_back_all(self._folder)
-        return sorted(path.name for path in self._folder.iterdir() if re.fullmatch(SESSION_NAME, path.name))
-
-    def save(self, session: Session, name: str) -> int:
-        """How many bytes it takes."""
-        path = self._path(name)
-        about = {"model": session.served.fingerprint, "text": session.text.place()}
-        with atomic_folder(path) as folder:
-            session.reader.save(folder / ENGINE)
-            write_json(folder / ABOUT, about)
-        return sum((path / file).stat().st_size for file in (ENGINE, ABOUT))
-
-    def read_saved(self, name: str, models: list[Served]) -> Session:
-        path = self._path(name)
-        put_back(path)
-        try:
-            about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-            served = next((one for one in models if one.fingerprint == about["model"]), None)
-            if served is None:
-                raise Refusal(409, "this session was saved by a model that is not served here; serve its run again")
-            reader = restore_engine(served.model, path / ENGINE)
-            text = TextStream.at(served.tokenizer, about["text"])
-        except (FileNotFoundError, NotADirectoryError):
-            raise Refusal(404, "no session was saved under this name; GET /v1/sessions/saved lists names") from None
-        except (CheckpointError, ValueError, KeyError, TypeError, OSError):
-            raise Refusal(409, "what was saved under this name is damaged; save it again") from None
-        return Session(served=served, reader=reader, text=text)
-
-    def _path(self, name: str) -> Path:
-        if self._folder is None:
-            raise Refusal(409, NO_FOLDER)
-        assert re.fullmatch(SESSION_NAME, name)
-        return self._folder / name
+    def check_room(self) -> None:
+        """For one more."""
+        if len(self._open) >= self.most:
+            raise Refusal(409, f"there are already {self.most} sessions; DELETE one first")

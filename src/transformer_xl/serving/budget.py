@@ -1,0 +1,165 @@
+"""How many texts and sessions there is memory for: reckoned when the server starts, because what a model's thread cannot allocate it loses.
+
+texts being written   3 (lanes - 1): the lanes' buffers, and others twice as large while they move into them
+texts being read      2 each: a prompt's engine, and another that scores it
+sessions              1 each
+a model               1 that new sessions begin with, 1 that proves that it can answer
+saving, restoring     3: the engine, its bytes, and the file
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError
+from transformer_xl.inference import kernels
+from transformer_xl.inference.engine import kept_bytes, room
+from transformer_xl.inference.reader import CHUNK
+from transformer_xl.model import AnyModel
+from transformer_xl.serving.limits import LANES, Limits
+
+SHARE = 0.75
+"""Of what there is, so much is for models; the rest is for bodies, answers, and the stacks and heaps of threads."""
+HEADER_BYTES = 64 * 1024
+"""More than the names and shapes in a saved engine take."""
+
+
+def lane_bytes(model: AnyModel) -> int:
+    """What an engine keeps of one text."""
+    config, size = model.config, model.vocabulary.bias_V.element_size()
+    if isinstance(config, ModelConfig):
+        return kept_bytes(config, lanes=1) * size // 4 if config.remembers else 0
+    return sum(4 * width * size for _, width in config.widths())
+
+
+def saved_bytes(model: AnyModel) -> int:
+    """The most that a saved session's engine takes on disk."""
+    config, lane = model.config, lane_bytes(model)
+    if isinstance(config, ModelConfig):
+        lane = lane * config.memory // room(config.memory)
+    return lane + config.d_model * model.vocabulary.bias_V.element_size() + HEADER_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of one model, in bytes."""
+
+    lane: int
+    engine: int
+    """A lane, and the projected relative keys that each engine makes for itself."""
+    working: int
+    """While one piece of a text is read, and while somebody looks at attention."""
+
+    @classmethod
+    def of(cls, model: AnyModel, *, segment: int) -> "Cost":
+        config, lane, size = model.config, lane_bytes(model), model.vocabulary.bias_V.element_size()
+        words = max(end - start for start, end in pairwise(config.cluster_edges))
+        working = 2 * CHUNK * words * size
+        if not isinstance(config, ModelConfig):
+            return cls(lane=lane, engine=lane, working=working)
+        table = config.n_layer * config.n_head * config.d_head * (config.memory + CHUNK) * size
+        scores = 6 * config.n_head * segment * (config.memory + segment) * size
+        if not kernels.usable(model.vocabulary.bias_V):
+            scores += 4 * config.n_head * CHUNK * (config.memory + CHUNK) * size
+        return cls(lane=lane, engine=lane + table, working=working + table + scores)
+
+
+def needed_bytes(costs: Sequence[Cost], *, admitted: int, sessions: int) -> int:
+    """At the worst moment."""
+    written = 3 * (min(admitted, LANES) - 1)
+    every = sum(written * cost.lane + 2 * cost.engine + cost.working for cost in costs)
+    largest = max(cost.engine for cost in costs)
+    return every + (2 * admitted + sessions + 3) * largest
+
+
+def within_memory(limits: Limits, costs: Sequence[Cost], *, available: int | None) -> Limits:
+    """The limits themselves, or as many texts and sessions as there is memory for."""
+    if available is None:
+        return limits
+    share = int(SHARE * available)
+
+    def with_texts(admitted: int) -> Limits:
+        return replace(limits, admitted=admitted, sessions=max(1, limits.sessions * admitted // limits.admitted))
+
+    def needed(admitted: int) -> int:
+        fewer = with_texts(admitted)
+        return needed_bytes(costs, admitted=fewer.admitted, sessions=fewer.sessions)
+
+    fitting = bisect_right(range(1, limits.admitted + 1), share, key=needed)
+    if not fitting:
+        raise InputError(
+            f"--memory: one text and {with_texts(1).sessions} sessions at a time need up to {gigabytes(needed(1))}, and of {gigabytes(available)}"
+            f" there are {gigabytes(share)} for models; give a smaller --memory or --max-sessions, or serve fewer runs"
+        )
+    return with_texts(fitting)
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB"
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """What this process may still take, by every limit that the system tells; None where it tells none."""
+    return min((max(0, left) for left in (*_of_process(root), *_of_cgroups(root), *_of_machine(root))), default=None)
+
+
+def _of_process(root: Path) -> Iterator[int]:
+    try:
+        import resource
+    except ImportError:
+        return
+    taken = _table(root / "proc/self/status")
+    for kind, name in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY and name in taken:
+            yield limit - taken[name]
+
+
+def _of_cgroups(root: Path) -> Iterator[int]:
+    """Of the process's own group and of all those around it. What files keep in memory is given back when it is wanted."""
+    mounted = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            top, most, now, file = mounted, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            top, most, now, file = (
+                *(mounted / "memory", "memory.limit_in_bytes"),
+                *("memory.usage_in_bytes", "total_inactive_file"),
+            )
+        else:
+            continue
+        own = top / path.strip("/")
+        for group in (own, *own.parents):
+            limit, taken = _text(group / most).strip(), _text(group / now).strip()
+            if limit.isdigit() and taken.isdigit():
+                yield int(limit) - int(taken) + _table(group / "memory.stat", scale=1).get(file, 0)
+            if group == top:
+                break
+
+
+def _of_machine(root: Path) -> Iterator[int]:
+    machine = _table(root / "proc/meminfo")
+    if "MemAvailable" in machine:
+        yield machine["MemAvailable"]
+
+
+def _table(path: Path, *, scale: int = 1024) -> dict[str, int]:
+    """Names and numbers, as the kernel writes them: `VmSize:  1234 kB`, or `inactive_file 1234`."""
+    found = {}
+    for line in _text(path).splitlines():
+        name, *values = line.replace(":", " ").split()
+        if values and values[0].isdigit():
+            found[name] = int(values[0]) * scale
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,268 @@
+"""Sessions on disk: a folder for each name, whole or not there, that nobody but the server's own user can read.
+
+    saved/              locked by whoever reads or changes anything in it: two servers may share it
+      novel/            0700
+        engine.safetensors  0600, what the model remembers
+        session.json        0600, by which model, and where in the text
+
+What stands there may have been put there by anybody who can write to the folder: every field is checked, and no link is followed.
+"""
+
+import asyncio
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from transformer_xl.errors import InputError, TransformerXLError
+from transformer_xl.files import atomic_folder, clear_leftovers, put_back_all, remove_folder, write_text
+from transformer_xl.generation import TextStream
+from transformer_xl.inference import Engine, Reader, restore_engine
+from transformer_xl.serving.bodies import SESSION_NAME
+from transformer_xl.serving.budget import saved_bytes
+from transformer_xl.serving.limits import Limits
+from transformer_xl.serving.models import Served
+from transformer_xl.serving.refusals import Refusal
+from transformer_xl.serving.sessions import Session
+
+ENGINE, ABOUT = "engine.safetensors", "session.json"
+ABOUT_BYTES = 4096
+LOCK_SECONDS = 10.0
+"""So long another server's saving is waited for."""
+POLL_SECONDS = 0.005
+NO_FOLDER = "this server keeps no sessions on disk; start it with --sessions DIR"
+DAMAGED = "what was saved under this name is damaged; save it again"
+WAY_OUT = "DELETE /v1/sessions/saved/NAME removes one that is no longer wanted"
+
+Result = TypeVar("Result")
+
+
+class Place(BaseModel):
+    """Of a TextStream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    begun: Annotated[str, Field(pattern="^([0-9a-f]{2}){0,3}$")]
+    marks: Annotated[int, Field(ge=0, lt=1 << 62)]
+    line_begins: Annotated[int, Field(ge=0, le=1)]
+
+
+class About(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """The fingerprint of its weights and lengths."""
+    memory: Annotated[int, Field(ge=0, lt=1 << 62)] | None = None
+    """The length among them, so that a model that remembers another can say so."""
+    text: Place
+
+
+class Saved:
+    def __init__(self, folder: Path, *, limits: Limits) -> None:
+        self._folder, self._limits = folder, limits
+        # One thread, because what needs much memory and much of the disk is done once at a time, and texts do not wait for it.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="txl-saved")
+        try:
+            with self._locked():
+                self._tidy()
+        except OSError as error:
+            raise InputError(
+                f"--sessions: {folder} cannot be used ({error.strerror}); try again, or give another folder"
+            ) from None
+
+    def close(self) -> None:
+        self._disk.shutdown(wait=False, cancel_futures=True)
+
+    async def names(self) -> list[str]:
+        return sorted(await self._do(self._sizes))
+
+    async def save(self, session: Session, name: str) -> int:
+        """How many bytes it takes."""
+        return await self._do(lambda: self._save(session, name))
+
+    async def read(self, name: str, models: list[Served]) -> Session:
+        return await self._do(lambda: self._read(name, models))
+
+    async def delete(self, name: str) -> None:
+        await self._do(lambda: self._delete(name))
+
+    async def _do(self, work: Callable[[], Result]) -> Result:
+        def locked() -> Result:
+            with self._locked():
+                found = work()
+            time.sleep(2 * POLL_SECONDS)  # another server that waits has its turn, however many wait here
+            return found
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._disk, locked)
+        except OSError as error:
+            raise Refusal(
+                409, f"the folder of saved sessions cannot be read or written ({error.strerror}); look at --sessions"
+            ) from None
+
+    # --- on the thread, with the lock
+
+    def _save(self, session: Session, name: str) -> int:
+        path, served = self._path(name), session.served
+        self._check_quota(name, saved_bytes(served.model) + ABOUT_BYTES)
+        place = Place.model_validate(session.text.place())
+        about = About(model=served.fingerprint, memory=served.memory, text=place)
+        with atomic_folder(path) as folder:
+            os.chmod(folder, 0o700)
+            session.reader.save(folder / ENGINE)
+            write_text(folder / ABOUT, about.model_dump_json(indent=2) + "\n")
+            for file in (ENGINE, ABOUT):
+                os.chmod(folder / file, 0o600)
+        return _size(path)
+
+    def _check_quota(self, name: str, size: int) -> None:
+        """Of one more session, or of another in the place of an older."""
+        most, most_bytes = self._limits.saved, self._limits.saved_bytes
+        others = {other: taken for other, taken in self._sizes().items() if other != name}
+        if len(others) >= most:
+            raise Refusal(409, f"there are already {most} saved sessions; {WAY_OUT}")
+        if size > most_bytes:
+            raise Refusal(413, f"this session takes {size:,} bytes, and all saved ones may take {most_bytes:,}")
+        if (taken := sum(others.values())) + size > most_bytes:
+            raise Refusal(
+                409, f"saved sessions take {taken:,} of {most_bytes:,} bytes, and this one {size:,}; {WAY_OUT}"
+            )
+
+    def _read(self, name: str, models: list[Served]) -> Session:
+        path = self._existing(name)
+        try:
+            about = About.model_validate_json(_regular(path / ABOUT, most=ABOUT_BYTES))
+            served = _model_of(about, models)
+            if not _is_regular(path / ENGINE, most=saved_bytes(served.model)):
+                raise Refusal(409, DAMAGED)
+            reader = restore_engine(served.model, path / ENGINE)
+            _check_reader(reader, served)
+            text = TextStream.at(served.tokenizer, about.text.model_dump())
+        except (TransformerXLError, ValueError, KeyError, TypeError, RuntimeError, OSError):
+            raise Refusal(409, DAMAGED) from None
+        return Session(served=served, reader=reader, text=text)
+
+    def _delete(self, name: str) -> None:
+        """Under its name it is whole to the last."""
+        remove_folder(self._existing(name))
+
+    def _path(self, name: str) -> Path:
+        """A folder, or nothing."""
+        assert re.fullmatch(SESSION_NAME, name)
+        path = self._folder / name
+        if os.path.lexists(path) and not _is_folder(path):
+            raise Refusal(409, "what has this name in the folder of saved sessions is none; remove it there")
+        return path
+
+    def _existing(self, name: str) -> Path:
+        path = self._path(name)
+        if not os.path.lexists(path):
+            raise Refusal(404, "no session was saved under this name; GET /v1/sessions/saved lists names")
+        return path
+
+    def _sizes(self) -> dict[str, int]:
+        """What each saved session takes, by its name."""
+        return {
+            entry.name: _size(self._folder / entry.name)
+            for entry in os.scandir(self._folder)
+            if re.fullmatch(SESSION_NAME, entry.name) and entry.is_dir(follow_symlinks=False)
+        }
+
+    def _tidy(self) -> None:
+        """What older servers left readable becomes private, and what killed ones left half written goes."""
+        clear_leftovers(self._folder)
+        for name in self._sizes():
+            with suppress(OSError):  # another user's
+                os.chmod(self._folder / name, 0o700)
+                for entry in os.scandir(self._folder / name):
+                    if entry.is_file(follow_symlinks=False):
+                        os.chmod(entry.path, 0o600)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Only one process, and one thread, at a time reads or changes the folder, where the file system has locks."""
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _lock(descriptor, seconds=LOCK_SECONDS)
+            put_back_all(self._folder)
+            yield
+        finally:
+            os.close(descriptor)  # and the lock goes with it
+
+
+def _lock(descriptor: int, *, seconds: float) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        return
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise OSError(errno.EBUSY, "another server is busy with it") from None
+            time.sleep(POLL_SECONDS)
+        except OSError:
+            return
+
+
+def _model_of(about: About, models: list[Served]) -> Served:
+    for served in models:
+        if served.fingerprint == about.model:
+            return served
+    for served in models:
+        if about.memory is not None and served.fingerprint_with(about.memory) == about.model:
+            raise Refusal(
+                409,
+                f"this session was saved with a memory of {about.memory:,}, and its model now has {served.memory:,}; start the server with --memory {about.memory}",
+            )
+    raise Refusal(409, "this session was saved by a model that is not served here; serve its run again")
+
+
+def _check_reader(reader: Reader, served: Served) -> None:
+    """It takes its place among others that read with the same model."""
+    if isinstance(reader, Engine) and reader.memory != served.memory:
+        raise Refusal(
+            409, f"this session's memory has {reader.memory:,} places, and its model's {served.memory:,}; save it again"
+        )
+    if reader.lanes != 1 or (int(reader.read_B[0]) > 0) != (reader.last_hidden_BD is not None):
+        raise Refusal(409, DAMAGED)
+
+
+def writable_by_others(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(os.lstat(path).st_mode)
+
+
+def _is_regular(path: Path, *, most: int) -> bool:
+    """A file that is no link and no device, of no more bytes than these."""
+    found = os.lstat(path)
+    return stat.S_ISREG(found.st_mode) and found.st_size <= most
+
+
+def _regular(path: Path, *, most: int) -> bytes:
+    if not _is_regular(path, most=most):
+        raise Refusal(409, DAMAGED)
+    return path.read_bytes()
+
+
+def _size(path: Path) -> int:
+    """Of the files in a folder, and of nothing that they point to."""
+    return sum(
+        entry.stat(follow_symlinks=False).st_size
+        for entry in os.scandir(path)
+        if not entry.is_dir(follow_symlinks=False)
+    )
