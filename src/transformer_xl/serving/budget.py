@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.inference import kernels
 from transformer_xl.inference.engine import kept_bytes, room
 from transformer_xl.inference.reader import CHUNK
 from transformer_xl.model import AnyModel
@@ -62,7 +62,7 @@ class Cost:
             return cls(lane=lane, engine=lane, working=working)
         table = config.n_layer * config.n_head * config.d_head * (config.memory + CHUNK) * size
         scores = 6 * config.n_head * segment * (config.memory + segment) * size
-        if not kernels.usable(model.vocabulary.bias_V):
+        if not native.usable(model.vocabulary.bias_V):
             scores += 4 * config.n_head * CHUNK * (config.memory + CHUNK) * size
         return cls(lane=lane, engine=lane + table, working=working + table + scores)
 
