@@ -53,7 +53,10 @@ def convert(hint: Any, value: object, *, name: str) -> Any:
             raise ConfigError(f"{name}: expected a list, found {_shown(value)}")
         return tuple(convert(arguments[0], item, name=f"{name}[{i}]") for i, item in enumerate(value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name}: {_shown(value)} is larger than any number can be") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{name}: expected {_article(hint.__name__)}, found {_shown(value)}")
     return value
