@@ -141,6 +141,18 @@ def test_lanes_memory_and_sight_are_those_asked_for(path):
     assert Engine.restore(model, path, memory=9, sight="segment").memory == 9
 
 
+def test_lanes_that_no_machine_has_room_for_are_a_sentence(path):
+    """A lane without memory takes sixteen bytes of the file, and a buffer here."""
+    model = build(memory=0, d_head=3000, n_head=64)
+    lanes = 1 << 18
+    nothing = torch.zeros(lanes, 64, 0, 3000, dtype=torch.float64)
+    kept = {f"{part}.{number}": nothing.clone() for part in ("keys", "values") for number in range(2)}
+    counts = {"valid": torch.zeros(lanes, dtype=torch.int64), "read": torch.zeros(lanes, dtype=torch.int64)}
+    write_tensors(path, {**kept, **counts}, metadata={"sight": "last"})
+    with pytest.raises(CheckpointError, match="has 262,144 lanes, for which there is no memory here"):
+        Engine.restore(model, path)
+
+
 def test_a_reader_that_joins_one_that_has_read_nothing_keeps_what_it_predicts_from():
     model = build(memory=6)
     tokens = random_tokens(model, lanes=1, length=12)

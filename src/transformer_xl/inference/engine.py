@@ -227,7 +227,10 @@ class Engine(Reader):
                 raise CheckpointError(
                     f"{path}: valid is {valid} in lane {lane}, which no memory of {memory} can be after {read:,} tokens"
                 )
-        engine = cls(model, lanes=lanes, memory=memory, sight=sight, weights=weights)
+        try:
+            engine = cls(model, lanes=lanes, memory=memory, sight=sight, weights=weights)
+        except RuntimeError:  # torch's way to say that there is no room
+            raise CheckpointError(f"{path} has {lanes:,} lanes, for which there is no memory here") from None
         for number in range(config.n_layer):
             engine._keys[number][:, :, :memory] = tensors[f"keys.{number}"]
             engine._values[number][:, :, :memory] = tensors[f"values.{number}"]
