@@ -216,15 +216,15 @@ class Loaded:
     def engine(
         self,
         *,
-        lanes: int = 1,
+        lanes: int | None = None,
         memory: int | None = None,
         state: Path | str | None = None,
         weights: WeightKind = "exact",
     ) -> Reader:
-        """A reader that remembers the last `memory` tokens of each lane, new or as it was saved; see `inference.Engine`."""
+        """A reader that remembers the last `memory` tokens of each lane, new (with one lane) or as it was saved; see `inference.Engine`."""
         if state is not None:
-            return restore_engine(self.model, state, weights=weights)
-        return make_engine(self.model, lanes=lanes, memory=memory, weights=weights)
+            return restore_engine(self.model, state, lanes=lanes, memory=memory, weights=weights)
+        return make_engine(self.model, lanes=1 if lanes is None else lanes, memory=memory, weights=weights)
 
 
 def load(

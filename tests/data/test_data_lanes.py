@@ -218,3 +218,36 @@ def test_what_cannot_be_read_is_refused(make):
         Lanes(split, lanes=1, segment=2).restore(state)
     with pytest.raises(DataError, match="tokens 10, this reader has tokens 9"):
         Lanes(make(range(9)), lanes=2, segment=2).restore(state)
+
+
+@pytest.mark.parametrize("kind", [Lanes, SentenceLanes])
+def test_a_position_where_no_reader_can_stand_is_refused_and_changes_nothing(kind, make):
+    lanes = kind(sentence_split(make, [3, 1, 2, 5, 4, 2]), lanes=2, segment=2, variable=True)
+    lanes.next()
+    state, generator = lanes.state(), lanes.state()["generator"]
+    inner = generator["state"]
+    wrong = [
+        {"offset": -3},
+        {"offset": 10**9},
+        {"offset": True},
+        {"offset": 1.0},
+        {"epoch": -1},
+        {"epoch": 10**30},
+        {"epoch": None},
+        {"generator": None},
+        {"generator": {**generator, "bit_generator": "MT19937"}},
+        {"generator": {**generator, "uinteger": 2**32}},
+        {"generator": {**generator, "has_uint32": "no"}},
+        {"generator": {**generator, "state": {**inner, "inc": inner["inc"] + 1}}},
+        {"generator": {**generator, "state": {**inner, "state": -1}}},
+        {"generator": {**generator, "state": {"state": inner["state"]}}},
+        {"more": 1},
+    ]
+    for change in wrong:
+        with pytest.raises(DataError, match="the saved position"):
+            lanes.restore({**state, **change})
+        assert lanes.state() == state
+    with pytest.raises(DataError, match="lacks the field epoch"):
+        lanes.restore({name: value for name, value in state.items() if name != "epoch"})
+    lanes.restore({**state, "epoch": 3, "offset": 2})
+    assert lanes.epoch == 3

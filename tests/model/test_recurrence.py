@@ -1,13 +1,16 @@
 """What Section 3.2 promises: segments with memory are one long pass, nothing sees the future, and reach grows by M with every layer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from small_models import build, random_memory, random_tokens
-from transformer_xl.errors import InputError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.model import Memory
+from transformer_xl.tensor_files import write_tensors
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 RECURRENT = ["relative", "shaw", "shaw_biased"]
@@ -194,6 +197,48 @@ def test_memory_saves_loads_selects_and_moves(tmp_path):
     assert memory.to(device="meta", dtype=torch.float32).layers[0].dtype == torch.float32
     with pytest.raises(InputError, match="lane 3"):
         memory.select([3])
+
+
+def test_memory_that_cannot_be_is_refused_at_every_door(tmp_path):
+    """By a program that hands it in, and out of a file with a right checksum: both end in kernels that trust it."""
+    model = build(memory=5)
+    tokens, path = random_tokens(model, lanes=2, length=3), tmp_path / "memory.safetensors"
+    good = random_memory(model, lanes=2, length=5, valid=[5, 2])
+    first, second = good.layers
+    wrong = {
+        "valid is -1099511627776 in a memory of 5": replace(good, valid_B=torch.tensor([-(2**40), 0])),
+        "valid is 8589934592 in a memory of 5": replace(good, valid_B=torch.tensor([5, 2**33])),
+        "valid is torch.float64": replace(good, valid_B=good.valid_B.double()),
+        r"valid is torch.int64 \[1\]": replace(good, valid_B=good.valid_B[:1]),
+        r"layer 1 is torch.float64 \[2, 4, 8\]": replace(good, layers=(first, second[:, 1:])),
+        r"layer 1 is torch.float64 \[1, 5, 8\]": replace(good, layers=(first, second[:1])),
+        r"layer 1 is torch.int64 \[2, 5, 8\]": replace(good, layers=(first, second.long())),
+        r"layer 0 has shape \[2, 40\]": replace(good, layers=(first.flatten(1), second.flatten(1))),
+    }
+    for said, memory in wrong.items():
+        with pytest.raises(InputError, match=said):
+            model(tokens, memory=memory)
+        memory.save(path)
+        with pytest.raises(
+            CheckpointError, match=rf"memory.safetensors is not a saved memory, or is damaged \(memory: {said}"
+        ):
+            Memory.load(path)
+    with pytest.raises(InputError, match=r"layer 0 is torch.float32 on cpu where the model is torch.float64"):
+        model(tokens, memory=good.to(dtype=torch.float32))
+    with pytest.raises(InputError, match="does not fit 2 layers"):
+        model(tokens, memory=replace(good, layers=(first,)))
+    write_tensors(path, {**good.tensors(), "layer_5": first.clone()})
+    with pytest.raises(CheckpointError, match="layer_2 is missing"):
+        Memory.load(path)
+    write_tensors(path, {**good.tensors(), "starts_full": torch.tensor([1.0])})
+    with pytest.raises(CheckpointError, match=r"starts_full is torch.float32"):
+        Memory.load(path)
+    write_tensors(path, {**good.tensors(), "layer_0": first * float("nan")})
+    with pytest.raises(CheckpointError, match="layer_0 holds numbers that are not finite"):
+        Memory.load(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="is not a saved memory"):
+        Memory.load(path)
 
 
 def test_forward_changes_nothing_it_was_given():

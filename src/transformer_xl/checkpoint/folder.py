@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_folder import RunFolder
@@ -32,8 +32,10 @@ from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, put_back, strange_file, write_json
 from transformer_xl.model import AnyModel, build_shapes
+from transformer_xl.tensor_files import FLOATING, TensorFile, kinds_of, reading, word_for
 
 CHECKSUMS = "checksums.json"
+WEIGHTS = "a file of weights"
 T = TypeVar("T")
 
 
@@ -188,29 +190,41 @@ def _read_as(kind: type[T], path: Path) -> T:
 
 
 def load_model(path: Path, *, config: RunConfig) -> AnyModel:
-    """The model of `config` with the weights of a file, which must hold exactly its tensors, in its shapes."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            _check_counts(path, list(file.keys()), config)
-        weights = load_file(path)
-    except (SafetensorError, FileNotFoundError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); it is damaged or no safetensors file") from None
-    try:
-        model = build_shapes(config.model)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: config.json, {error}") from None
-    expected = model.state_dict()
-    for name in sorted(expected.keys() | weights.keys()):
-        if name not in weights:
-            raise CheckpointError(f"{path} lacks the tensor {name} that config.json asks for")
-        if name not in expected:
-            raise CheckpointError(f"{path} has a tensor {name} that config.json does not know")
-        if weights[name].shape != expected[name].shape:
-            raise CheckpointError(
-                f"{path}: {name} has shape {list(weights[name].shape)} where config.json asks for {list(expected[name].shape)}"
-            )
+    """The model of `config` with the weights of a file, which must hold exactly its tensors, in its shapes and all of one floating type."""
+    with reading(path, what=WEIGHTS) as file:
+        _check_counts(path, list(file.kinds), config)
+        model = _without_weights(path, config)
+        weights = _weights(file, model, dtype=_floating(file))
     model.load_state_dict(weights, assign=True)
     return model
+
+
+def read_weights(path: Path, *, model: AnyModel) -> dict[str, Tensor]:
+    """For a model that is there already, and of its own type."""
+    with reading(path, what=WEIGHTS) as file:
+        return _weights(file, model, dtype=model.vocabulary.bias_V.dtype)
+
+
+def _weights(file: TensorFile, model: AnyModel, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    file.check(kinds_of(model.state_dict(), dtype=dtype), asker="config.json")
+    return file.tensors()
+
+
+def _floating(file: TensorFile) -> torch.dtype:
+    """What the first weight is; all others must be the same."""
+    name = min(file.kinds)
+    dtype = file.kinds[name].dtype
+    if isinstance(dtype, str) or dtype not in FLOATING:
+        known = ", ".join(map(word_for, FLOATING))
+        raise CheckpointError(f"{file.path}: {name} holds {word_for(dtype)}; weights may be {known}, all of one type")
+    return dtype
+
+
+def _without_weights(path: Path, config: RunConfig) -> AnyModel:
+    try:
+        return build_shapes(config.model)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: config.json, {error}") from None
 
 
 def _check_counts(path: Path, names: list[str], config: RunConfig) -> None:
@@ -225,12 +239,8 @@ def _check_counts(path: Path, names: list[str], config: RunConfig) -> None:
 def read_training_state(folder: Path) -> TrainingState:
     if not (folder / "training.json").is_file():
         raise CheckpointError(f"{folder} has weights but no training state; it can be used, but not resumed")
-    try:
-        return TrainingState(
-            tensors=load_file(folder / "training.safetensors"), values=_read_json(folder / "training.json")
-        )
-    except SafetensorError as error:
-        raise CheckpointError(f"{folder / 'training.safetensors'} cannot be read ({error})") from None
+    with reading(folder / "training.safetensors", what="a training state") as file:
+        return TrainingState(tensors=file.tensors(), values=_read_json(folder / "training.json"))
 
 
 def same_tokenizer(folder: Path, store: Path) -> bool:

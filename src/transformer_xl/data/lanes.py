@@ -23,6 +23,7 @@ SHORTEST_VARIABLE = 5
 LONGEST_VARIABLE_BEYOND = 15
 VARIABLE_DEVIATION = 5.0
 HALF_LENGTH_SHARE = 0.05
+MOST_EPOCHS = 1 << 53
 
 
 class SegmentLengths:
@@ -46,7 +47,28 @@ class SegmentLengths:
         return dict(self._generator.bit_generator.state)
 
     def restore(self, state: dict[str, Any]) -> None:
+        """A state that `check` has found possible."""
         self._generator.bit_generator.state = state
+
+    @staticmethod
+    def check(state: object) -> None:
+        """Whether PCG64 can be in this state: NumPy itself takes some that it cannot, and refuses others with errors of many kinds."""
+        match state:
+            case {
+                "bit_generator": "PCG64",
+                "state": {"state": inner, "inc": inc, **others},
+                "has_uint32": has_half,
+                "uinteger": half,
+                **rest,
+            } if not others and not rest:
+                possible = _below(inner, 1 << 128) and _below(inc, 1 << 128) and inc % 2 == 1
+                if possible and _below(has_half, 2) and _below(half, 1 << 32):
+                    return
+        raise DataError("the saved position's generator is in a state that none can be in; use an older checkpoint")
+
+
+def _below(value: object, end: int) -> bool:
+    return type(value) is int and 0 <= value < end
 
 
 def own_lanes(*, lanes: int, rank: int, world: int) -> range:
@@ -64,7 +86,18 @@ def restored(state: dict[str, Any], *, identity: dict[str, Any]) -> dict[str, An
     for name, mine in identity.items():
         if state.get(name) != mine:
             raise DataError(f"the saved position is for {name} {state.get(name)}, this reader has {name} {mine}")
+    for name in state.keys() ^ {*identity, "epoch", "offset", "generator"}:
+        raise DataError(f"the saved position {'has a field' if name in state else 'lacks the field'} {name}")
+    if not _below(state["epoch"], MOST_EPOCHS):
+        raise DataError(f"the saved position is in epoch {state['epoch']}, which cannot be")
+    SegmentLengths.check(state["generator"])
     return state
+
+
+def check_offset(state: dict[str, Any], *, last: int) -> None:
+    """`last` is where a lane's text has nothing left to predict: an epoch ends there, so that no reader stands at it."""
+    if not _below(state["offset"], last):
+        raise DataError(f"the saved position has offset {state['offset']}, which is not within its lanes of {last}")
 
 
 class Lanes:
@@ -138,5 +171,6 @@ class Lanes:
 
     def restore(self, state: dict[str, Any]) -> None:
         state = restored(state, identity=self._identity)
+        check_offset(state, last=self.lane_length - 1)
         self.epoch, self._offset = state["epoch"], state["offset"]
         self._lengths.restore(state["generator"])

@@ -7,15 +7,26 @@ on. Each sentence brings its own `<S>` at both ends; of the pair where two meet,
     lane 1   <S> d <S> <S> e <S> .     is padded until the last has, so that an epoch scores each word exactly once
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.lanes import SegmentLengths, own_lanes, restored
+from transformer_xl.data.lanes import SegmentLengths, check_offset, own_lanes, restored
 from transformer_xl.data.segments import NO_TARGET, Segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError, InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hands:
+    """The sentences of the own lanes in one epoch: where in the split each begins and ends."""
+
+    epoch_length: int
+    """Of the lane with the most tokens, whoever has it."""
+    starts: list[NDArray[np.int64]]
+    ends: list[NDArray[np.int64]]
 
 
 class SentenceLanes:
@@ -59,7 +70,7 @@ class SentenceLanes:
             "variable": variable,
             "seed": seed,
         }
-        self._deal()
+        self._take(self._dealt(epoch=0))
 
     @property
     def at_epoch_start(self) -> bool:
@@ -95,23 +106,31 @@ class SentenceLanes:
 
     def restore(self, state: dict[str, Any]) -> None:
         state = restored(state, identity=self._identity)
-        if self.epoch != state["epoch"]:  # dealing thirty million sentences takes seconds
+        same = self.epoch == state["epoch"]  # dealing thirty million sentences takes seconds
+        hands = None if same else self._dealt(epoch=state["epoch"])
+        check_offset(state, last=(self._epoch_length if hands is None else hands.epoch_length) - 1)
+        if hands is not None:
             self.epoch = state["epoch"]
-            self._deal()
+            self._take(hands)
         self._offset = state["offset"]
         self._lengths.restore(state["generator"])
         for index in range(len(self._own)):
             self._seek(index, self._offset - min(self.context, self._offset))
 
-    def _deal(self) -> None:
-        """Shuffles all sentences the same way on every rank and keeps the cards of the own lanes."""
+    def _dealt(self, *, epoch: int) -> "_Hands":
+        """All sentences, shuffled the same way on every rank; of these the cards of the own lanes."""
         starts = self.split.sentence_starts
         ends = np.append(starts[1:], len(self.split))
-        order = np.random.Generator(np.random.PCG64([self._seed, self.epoch])).permutation(len(starts))
+        order = np.random.Generator(np.random.PCG64([self._seed, epoch])).permutation(len(starts))
         hands = [order[lane :: self._lane_count] for lane in range(self._lane_count)]
-        self._epoch_length = max(int((ends[hand] - starts[hand]).sum()) for hand in hands)
-        self._starts: list[NDArray[np.int64]] = [starts[hands[lane]] for lane in self._own]
-        self._ends: list[NDArray[np.int64]] = [ends[hands[lane]] for lane in self._own]
+        return _Hands(
+            epoch_length=max(int((ends[hand] - starts[hand]).sum()) for hand in hands),
+            starts=[starts[hands[lane]] for lane in self._own],
+            ends=[ends[hands[lane]] for lane in self._own],
+        )
+
+    def _take(self, hands: "_Hands") -> None:
+        self._epoch_length, self._starts, self._ends = hands.epoch_length, hands.starts, hands.ends
         self._offset = 0
         # Where each lane's next reading begins (`context` tokens back): which of its sentences, and how far into it.
         self._sentence = [0] * len(self._own)
@@ -136,7 +155,7 @@ class SentenceLanes:
         self._offset += length
         if self._offset == self._epoch_length - 1:
             self.epoch += 1
-            self._deal()
+            self._take(self._dealt(epoch=self.epoch))
             return
         passed = self._offset - min(self.context, self._offset) - read_from
         for index in range(len(self._own)):

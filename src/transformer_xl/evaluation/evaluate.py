@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from transformer_xl.config import EvaluationConfig, RecurrentConfig
 from transformer_xl.data.evaluation_stream import EvaluationStream, paper_evaluation
@@ -21,6 +22,7 @@ from transformer_xl.inference import Reader, make_engine
 from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
+from transformer_xl.model.protocol import NOT_FINITE
 from transformer_xl.progress import Advance
 
 Losses = NDArray[np.float32]
@@ -162,6 +164,14 @@ def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
     )
 
 
+def _numbers(loss_BT: Tensor) -> Losses:
+    """A token without a number would drop out of the mean unseen."""
+    found: Losses = loss_BT.float().cpu().numpy()
+    if np.isnan(found).any():
+        raise InputError(NOT_FINITE)
+    return found
+
+
 def _score_segments(
     model: AnyModel, stream: Any, losses: Losses, *, weights: WeightKind, advance: Advance | None
 ) -> None:
@@ -177,7 +187,7 @@ def _score_segments(
         else:
             loss_BT = model(tokens_BT, targets_BT=targets_BT).loss_BT
         scored = segment.positions >= 0
-        losses[segment.positions[scored]] = loss_BT.float().cpu().numpy()[scored]
+        losses[segment.positions[scored]] = _numbers(loss_BT)[scored]
         if advance:
             advance(int(scored.sum()))
 
@@ -189,7 +199,7 @@ def _score_windows(model: AnyModel, split: Split, losses: Losses, *, window: int
     if len(tokens) < 2:
         raise InputError(f"{split.name} has {len(tokens)} tokens: there is nothing to predict")
     first = tokens[: min(window, len(tokens) - 1) + 1][None]
-    losses[1 : first.shape[1]] = model(first[:, :-1], targets_BT=first[:, 1:]).loss_BT[0].float().cpu().numpy()
+    losses[1 : first.shape[1]] = _numbers(model(first[:, :-1], targets_BT=first[:, 1:]).loss_BT)[0]
     windows_PW = tokens.unfold(0, window + 1, 1)[1:] if len(tokens) > window + 1 else tokens.new_zeros(0, window + 1)
     at_once = max(1, SLIDING_TOKENS_AT_ONCE // window)
     if advance:
@@ -198,6 +208,6 @@ def _score_windows(model: AnyModel, split: Split, losses: Losses, *, window: int
         some_PW = windows_PW[start : start + at_once]
         loss_P1 = model(some_PW[:, :-1], targets_BT=some_PW[:, -1:]).loss_BT
         places = start + window + 1 + np.arange(len(some_PW))
-        losses[places] = loss_P1[:, 0].float().cpu().numpy()
+        losses[places] = _numbers(loss_P1)[:, 0]
         if advance:
             advance(len(some_PW))

@@ -27,12 +27,19 @@ def make_engine(
     return Engine(model, lanes=lanes, memory=memory, sight=sight, weights=weights)
 
 
-def restore_engine(model: AnyModel, path: Path | str, *, weights: WeightKind = "exact") -> Reader:
-    """As it was saved."""
+def restore_engine(
+    model: AnyModel,
+    path: Path | str,
+    *,
+    lanes: int | None = None,
+    memory: int | None = None,
+    weights: WeightKind = "exact",
+) -> Reader:
+    """As it was saved: with as many lanes, and with the model's own memory or the one told."""
     if isinstance(model, Recurrent):
-        _check_recurrent(model, None, weights)
-        return RecurrentEngine.restore(model, path)
-    return Engine.restore(model, path, weights=weights)
+        _check_recurrent(model, memory, weights)
+        return RecurrentEngine.restore(model, path, lanes=lanes)
+    return Engine.restore(model, path, lanes=lanes, memory=memory, weights=weights)
 
 
 def _check_recurrent(model: Recurrent, memory: int | None, weights: WeightKind) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.errors import InputError
+from transformer_xl.model.protocol import NOT_FINITE
 
 Floats = NDArray[np.floating]
 Ids = NDArray[np.int64]
@@ -282,4 +283,6 @@ def _highest_until(score_P: NDArray[np.float64], *, lowest: float, needed: float
 def _log_softmax(logits: Tensor) -> Floats:
     precise = logits if logits.dtype == torch.float64 else logits.float()
     array: Floats = torch.log_softmax(precise, dim=-1).cpu().numpy()
+    if np.isnan(array).any():
+        raise InputError(NOT_FINITE)
     return array

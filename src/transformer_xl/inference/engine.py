@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Literal, cast
 
 import torch
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError, InputError
-from transformer_xl.files import atomic_file
 from transformer_xl.inference.panels import Panels
-from transformer_xl.inference.reader import Reader, reading_saved
+from transformer_xl.inference.reader import Reader, joined_last_hidden
+from transformer_xl.inference.saved import SAVED, saved_lanes, saved_tensors
 from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.memory import check_fits
 from transformer_xl.model.transformer import Layer
+from transformer_xl.tensor_files import Kind, reading, write_tensors
 
 Sight = Literal["last", "segment"]
 """What a token sees. last: itself and the M before it, however the text is cut. segment: the paper's rule, the M before its segment and all of it before
@@ -145,8 +145,7 @@ class Engine(Reader):
                 buffer[:, :, other._end - other.memory : other._end] = torch.cat(kept)
         other.valid_B = torch.cat([engine.valid_B for engine in engines])
         other.read_B = torch.cat([engine.read_B for engine in engines])
-        hidden = [engine.last_hidden_BD for engine in engines if engine.last_hidden_BD is not None]
-        other.last_hidden_BD = torch.cat(hidden) if len(hidden) == len(engines) else None
+        other.last_hidden_BD = joined_last_hidden(engines)
         return other
 
     @torch.inference_mode()
@@ -165,10 +164,9 @@ class Engine(Reader):
             for spare, buffer in zip(self._spare, [*engine._keys, *engine._values], strict=True):
                 spare[taken, :, self._end - self.memory : self._end] = engine._remembered(buffer)
             first += engine.lanes
+        self.last_hidden_BD = joined_last_hidden([self, *engines])
         self.valid_B = torch.cat([self.valid_B, *(engine.valid_B for engine in engines)])
         self.read_B = torch.cat([self.read_B, *(engine.read_B for engine in engines)])
-        hidden = [each.last_hidden_BD for each in (self, *engines) if each.last_hidden_BD is not None]
-        self.last_hidden_BD = torch.cat(hidden) if len(hidden) == len(engines) + 1 else None
         self._use_spare(lanes)
         return self
 
@@ -201,24 +199,46 @@ class Engine(Reader):
             tensors[f"values.{number}"] = values[:, :, begin : self._end].contiguous()
         if self.last_hidden_BD is not None:
             tensors["last_hidden"] = self.last_hidden_BD.contiguous()
-        with atomic_file(path) as file:
-            file.write(save_tensors(tensors, {"sight": self.sight}))
+        write_tensors(path, tensors, metadata={"sight": self.sight})
 
     @classmethod
     def restore(
-        cls, model: TransformerXL, path: Path | str, *, sight: Sight = "last", weights: WeightKind = "exact"
+        cls,
+        model: TransformerXL,
+        path: Path | str,
+        *,
+        lanes: int | None = None,
+        memory: int | None = None,
+        sight: Sight = "last",
+        weights: WeightKind = "exact",
     ) -> "Engine":
-        with reading_saved(path) as tensors:
-            lanes, heads, memory, width = tensors["keys.0"].shape
-            shape = (model.config.n_layer, model.config.n_head, model.config.d_head)
-            if (len([name for name in tensors if name.startswith("keys.")]), heads, width) != shape:
-                raise CheckpointError(f"{path} is the memory of another model; restore it with the model that saved it")
+        """As it was saved: with as many lanes (where they are told), the same memory and the same rule of sight."""
+        config, memory = model.config, model.config.memory if memory is None else memory
+        with reading(path, what=SAVED) as file:
+            lanes = saved_lanes(file, asked=lanes)
+            file.check_metadata(("sight",))
+            if file.metadata.get("sight", sight) != sight:
+                raise CheckpointError(
+                    f"{path} was saved under the rule of sight {file.metadata['sight']!r}, not {sight!r}"
+                )
+            kept = Kind(model.vocabulary.bias_V.dtype, (lanes, config.n_head, memory, config.d_head))
+            names = [f"{part}.{number}" for part in ("keys", "values") for number in range(config.n_layer)]
+            wanted = {**dict.fromkeys(names, kept), "valid": Kind(torch.int64, (lanes,))}
+            tensors = saved_tensors(file, wanted, model=model, lanes=lanes)
+        valid_B, read_B = tensors["valid"], tensors["read"]
+        for lane, (valid, read) in enumerate(zip(valid_B.tolist(), read_B.tolist(), strict=True)):
+            if valid != (memory if config.initial_memory == "zeros" else min(read, memory)):
+                raise CheckpointError(
+                    f"{path}: valid is {valid} in lane {lane}, which no memory of {memory} can be after {read:,} tokens"
+                )
+        try:
             engine = cls(model, lanes=lanes, memory=memory, sight=sight, weights=weights)
-            for number in range(model.config.n_layer):
-                engine._keys[number][:, :, :memory] = tensors[f"keys.{number}"]
-                engine._values[number][:, :, :memory] = tensors[f"values.{number}"]
-            engine.valid_B, engine.read_B = tensors["valid"], tensors["read"]
-            engine.last_hidden_BD = tensors.get("last_hidden")
+        except RuntimeError:  # torch's way to say that there is no room
+            raise CheckpointError(f"{path} has {lanes:,} lanes, for which there is no memory here") from None
+        for number in range(config.n_layer):
+            engine._keys[number][:, :, :memory] = tensors[f"keys.{number}"]
+            engine._values[number][:, :, :memory] = tensors[f"values.{number}"]
+        engine.valid_B, engine.read_B, engine.last_hidden_BD = valid_B, read_B, tensors.get("last_hidden")
         return engine
 
     # --- inside

@@ -1,20 +1,17 @@
 """What every engine does with the hidden states that it reads: distributions and losses. How it reads and remembers is its own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.errors import InputError
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import AnyModel
-from transformer_xl.model.protocol import check_tokens
+from transformer_xl.model.protocol import NOT_FINITE, check_tokens
 
 CHUNK = 512
 """Longer texts are read in pieces of so many tokens, all lanes together, where it makes no difference."""
@@ -25,17 +22,6 @@ LEAST_CHUNK = 96
 def chunk_of(lanes: int) -> int:
     """How many tokens of each lane are read at a time."""
     return max(LEAST_CHUNK, CHUNK // lanes)
-
-
-@contextmanager
-def reading_saved(path: Path | str) -> Iterator[dict[str, Tensor]]:
-    """The tensors of a saved engine. What does not fit the model inside the block is one sentence, like a file that is none."""
-    try:
-        yield load_tensors(Path(path).read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist; save an engine there first") from None
-    except (SafetensorError, KeyError, ValueError, RuntimeError):
-        raise CheckpointError(f"{path} is not a saved engine, or is damaged; save it again") from None
 
 
 class Reader(ABC):
@@ -73,7 +59,7 @@ class Reader(ABC):
 
     @abstractmethod
     def save(self, path: Path | str) -> None:
-        """Everything the engine remembers, as safetensors; `restore_engine` reads it into an engine of the same model."""
+        """Everything the engine remembers, as safetensors with a checksum; `restore_engine` reads it into an engine of the same model."""
 
     def fork(self) -> Self:
         return self.select(range(self.lanes))
@@ -110,6 +96,8 @@ class Reader(ABC):
             before_BD = torch.zeros_like(hidden_BTD[:, 0])
         before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
         loss_BT = self.model.vocabulary.loss(before_BTD, tokens_BT, linear=self.linear)
+        if bool(loss_BT.isnan().any()):
+            raise InputError(NOT_FINITE)
         loss_BT[unread_B.to(loss_BT.device), 0] = float("nan")
         return loss_BT
 
@@ -126,3 +114,18 @@ class Reader(ABC):
         for lane in lanes:
             if not 0 <= lane < self.lanes:
                 raise InputError(f"lane {lane} does not exist; this engine has lanes 0 to {self.lanes - 1}")
+
+
+def joined_last_hidden(readers: Sequence[Reader]) -> Tensor | None:
+    """Of all their lanes; zeros where a reader has read nothing, for nothing is predicted there."""
+    known = [reader.last_hidden_BD for reader in readers if reader.last_hidden_BD is not None]
+    if not known:
+        return None
+    return torch.cat(
+        [
+            known[0].new_zeros(reader.lanes, known[0].shape[1])
+            if reader.last_hidden_BD is None
+            else reader.last_hidden_BD
+            for reader in readers
+        ]
+    )

@@ -5,15 +5,15 @@ from copy import copy
 from pathlib import Path
 
 import torch
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from transformer_xl import native
-from transformer_xl.errors import CheckpointError, InputError
-from transformer_xl.files import atomic_file
-from transformer_xl.inference.reader import Reader, reading_saved
+from transformer_xl.errors import InputError
+from transformer_xl.inference.reader import Reader, joined_last_hidden
+from transformer_xl.inference.saved import SAVED, saved_lanes, saved_tensors
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import Recurrent, RecurrentState
+from transformer_xl.tensor_files import Kind, kinds_of, reading, write_tensors
 
 
 class RecurrentEngine(Reader):
@@ -65,24 +65,28 @@ class RecurrentEngine(Reader):
         parts = zip(*(engine.state.layers for engine in engines), strict=True)
         other.state = RecurrentState(layers=tuple(torch.cat(part) for part in parts))
         other.read_B = torch.cat([engine.read_B for engine in engines])
-        hidden = [engine.last_hidden_BD for engine in engines if engine.last_hidden_BD is not None]
-        other.last_hidden_BD = torch.cat(hidden) if len(hidden) == len(engines) else None
+        other.last_hidden_BD = joined_last_hidden(engines)
         return other
 
     def save(self, path: Path | str) -> None:
-        tensors = {f"state.{name}": value for name, value in self.state.tensors().items()} | {"read": self.read_B}
+        tensors = {**_named(self.state), "read": self.read_B}
         if self.last_hidden_BD is not None:
             tensors["last_hidden"] = self.last_hidden_BD.contiguous()
-        with atomic_file(path) as file:
-            file.write(save_tensors(tensors))
+        write_tensors(path, tensors)
 
     @classmethod
-    def restore(cls, model: Recurrent, path: Path | str) -> "RecurrentEngine":
-        with reading_saved(path) as tensors:
-            saved = {name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")}
-            state, engine = RecurrentState.from_tensors(saved), cls(model, lanes=len(tensors["read"]))
-            if [part.shape for part in state.layers] != [part.shape for part in engine.state.layers]:
-                raise CheckpointError(f"{path} is the state of another model; restore it with the model that saved it")
-            engine.state, engine.read_B = state.to(model.vocabulary.bias_V.device), tensors["read"]
-            engine.last_hidden_BD = tensors.get("last_hidden")
+    def restore(cls, model: Recurrent, path: Path | str, *, lanes: int | None = None) -> "RecurrentEngine":
+        with reading(path, what=SAVED) as file:
+            lanes = saved_lanes(file, asked=lanes)
+            file.check_metadata(())
+            one = kinds_of(_named(model.start_memory(1)))
+            wanted = {name: Kind(kind.dtype, (lanes, *kind.shape[1:])) for name, kind in one.items()}
+            tensors = saved_tensors(file, wanted, model=model, lanes=lanes)
+        engine = cls(model, lanes=lanes)
+        engine.state = RecurrentState(layers=tuple(tensors[name] for name in wanted))
+        engine.read_B, engine.last_hidden_BD = tensors["read"], tensors.get("last_hidden")
         return engine
+
+
+def _named(state: RecurrentState) -> dict[str, Tensor]:
+    return {f"state.{name}": part for name, part in state.tensors().items()}

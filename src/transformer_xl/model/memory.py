@@ -5,18 +5,15 @@ lane 1    u v w x y z      valid 6  last `valid` positions of a lane are real
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, InputError
-from transformer_xl.files import atomic_file
+from transformer_xl.tensor_files import reading, write_tensors
 
 
 def check_fits(numbers: int, *, like: Tensor, what: str) -> None:
@@ -113,24 +110,60 @@ class Memory:
         return {**named, "valid": self.valid_B, "starts_full": torch.tensor(self.starts_full)}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Memory":
-        layers = tuple(tensors[f"layer_{number}"] for number in range(len(tensors) - 2))
-        return cls(layers=layers, valid_B=tensors["valid"], starts_full=bool(tensors["starts_full"]))
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Memory":
+        """They may come from a file: what makes no memory is an InputError."""
+        layers, starts_full = in_order(tensors, beside=("valid", "starts_full")), tensors["starts_full"]
+        if starts_full.dtype != torch.bool or starts_full.dim():
+            raise InputError(f"memory: starts_full is {starts_full.dtype} {list(starts_full.shape)}, not true or false")
+        memory = cls(layers=layers, valid_B=tensors["valid"], starts_full=bool(starts_full))
+        memory.check()
+        return memory
+
+    def check(self) -> None:
+        """Layers of one shape, and as many real positions as there can be: a program or a file may put anything together, and the kernels trust it."""
+        shape = self.layers[0].shape if self.layers else torch.Size()
+        if len(shape) != 3 or not shape[0]:
+            raise InputError(f"memory: layer 0 has shape {list(shape)}, where a memory has [lanes, positions, width]")
+        for number, layer in enumerate(self.layers):
+            if layer.shape != shape or not layer.is_floating_point():
+                raise InputError(
+                    f"memory: layer {number} is {layer.dtype} {list(layer.shape)}, where layer 0 has shape {list(shape)} and all are floating"
+                )
+        valid_B = self.valid_B
+        if valid_B.dtype != torch.int64 or valid_B.shape != shape[:1] or valid_B.device.type != "cpu":
+            raise InputError(
+                f"memory: valid is {valid_B.dtype} {list(valid_B.shape)} on {valid_B.device}, where one int64 for each of {shape[0]} lanes is"
+                " expected, on the CPU"
+            )
+        if bool(((valid_B < 0) | (valid_B > shape[1])).any()):
+            outside = next(int(valid) for valid in valid_B if not 0 <= valid <= shape[1])
+            raise InputError(
+                f"memory: valid is {outside} in a memory of {shape[1]} positions; it must be from 0 to that"
+            )
 
     def save(self, path: Path | str) -> None:
-        with atomic_file(path) as file:
-            file.write(save_tensors(self.tensors()))
+        write_tensors(path, self.tensors())
 
     @classmethod
     def load(cls, path: Path | str) -> "Memory":
+        """Any that was saved; whether it fits, the model says that is given it."""
+        with reading(path, what="a saved memory") as file:
+            file.check_metadata(())
+            tensors = file.tensors()
         try:
-            return cls.from_tensors(load_tensors(Path(path).read_bytes()))
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} does not exist; save a memory there first") from None
-        except (SafetensorError, KeyError):
-            raise CheckpointError(f"{path} is not a saved memory, or is damaged; save it again") from None
+            return cls.from_tensors(tensors)
+        except InputError as error:
+            raise CheckpointError(f"{path} is not a saved memory, or is damaged ({error}); save it again") from None
 
     def _check_lanes(self, lanes: Sequence[int]) -> None:
         for lane in lanes:
             if not 0 <= lane < self.lanes:
                 raise InputError(f"lane {lane} does not exist; this memory has lanes 0 to {self.lanes - 1}")
+
+
+def in_order(tensors: Mapping[str, Tensor], *, beside: Collection[str] = ()) -> tuple[Tensor, ...]:
+    """layer_0, layer_1, ... of a memory's tensors, which must be there without a gap, and nothing but them and those `beside`."""
+    names = [f"layer_{number}" for number in range(len(tensors) - len(beside))]
+    for name in sorted(tensors.keys() ^ {*names, *beside}):
+        raise InputError(f"memory: {name} is {'one tensor too many' if name in tensors else 'missing'}")
+    return tuple(tensors[name] for name in names)

@@ -4,7 +4,7 @@ lstm   PyTorch's own, with the weights from hidden to hidden dropped as AWD-LSTM
 qrnn   gates of all positions at once, then fo-pooling:  c_t = f_t c_{t-1} + (1 - f_t) z_t,  h_t = o_t c_t
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformer_xl.config import RecurrentConfig
 from transformer_xl.errors import InputError
 from transformer_xl.model.dropout import Dropout
+from transformer_xl.model.memory import in_order
 from transformer_xl.model.protocol import Output, check_segment
 from transformer_xl.model.scan import linear_scan
 from transformer_xl.model.vocabulary import Vocabulary
@@ -45,8 +46,9 @@ class RecurrentState:
         return {f"layer_{number}": part.contiguous() for number, part in enumerate(self.layers)}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "RecurrentState":
-        return cls(layers=tuple(tensors[f"layer_{number}"] for number in range(len(tensors))))
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "RecurrentState":
+        """They may come from a file; whether they fit, the model says."""
+        return cls(layers=in_order(tensors))
 
 
 class LstmLayer(nn.Module):
@@ -172,12 +174,23 @@ class Recurrent(nn.Module):
         return self.config.cell == "qrnn" and self.config.window == 2
 
     def _take(self, memory: RecurrentState | None, *, lanes: int) -> RecurrentState:
-        fresh = self.start_memory(lanes)
         if memory is None:
-            return fresh
-        shapes, wanted = ([list(part.shape) for part in state.layers] for state in (memory, fresh))
+            return self.start_memory(lanes)
+        self.check_memory(memory, lanes=lanes)
+        return memory
+
+    def check_memory(self, memory: RecurrentState, *, lanes: int) -> None:
+        """Whether this model could have returned it for so many lanes. (In lower precision than its own, under autocast.)"""
+        wanted = [list(part.shape) for part in self.start_memory(lanes).layers]
+        shapes = [list(part.shape) for part in memory.layers]
         if shapes != wanted:
             raise InputError(
                 f"memory: shapes {shapes} where {wanted} are expected; pass what this model returned for these lanes, or none"
             )
-        return memory
+        device = self.vocabulary.bias_V.device
+        for number, part in enumerate(memory.layers):
+            if not part.is_floating_point() or part.device != device:
+                raise InputError(
+                    f"memory: layer {number} is {part.dtype} on {part.device}, where floating numbers on {device} are expected; pass what this"
+                    " model returned, or none"
+                )

@@ -280,18 +280,27 @@ class TransformerXL(nn.Module):
     def _take(self, memory: Memory | None, *, lanes: int) -> Memory:
         if memory is None:
             return self.start_memory(lanes)
-        if (
-            len(memory.layers) != self.config.n_layer
-            or memory.lanes != lanes
-            or memory.layers[0].shape[2] != self.config.d_model
-        ):
-            shape = [len(memory.layers), *memory.layers[0].shape]
+        self.check_memory(memory, lanes=lanes)
+        like = self.vocabulary.bias_V
+        lower = torch.is_autocast_enabled(like.device.type)  # then some layers are given numbers of lower precision
+        for number, layer in enumerate(memory.layers):
+            if layer.device != like.device or (layer.dtype != like.dtype and not lower):
+                raise InputError(
+                    f"memory: layer {number} is {layer.dtype} on {layer.device} where the model is {like.dtype} on {like.device}; move it with"
+                    " memory.to(device, dtype=...)"
+                )
+        memory = memory.truncated(self.config.memory)
+        return replace(memory, layers=tuple(layer.detach() for layer in memory.layers))
+
+    def check_memory(self, memory: Memory, *, lanes: int) -> None:
+        """Whether this model could have returned it for so many lanes."""
+        memory.check()
+        shape = [len(memory.layers), *memory.layers[0].shape]
+        if (shape[0], shape[1], shape[3]) != (self.config.n_layer, lanes, self.config.d_model):
             raise InputError(
                 f"memory: shape {shape} does not fit {self.config.n_layer} layers, {lanes} lanes, width {self.config.d_model}; pass what this"
                 " model returned for these lanes, or none"
             )
-        memory = memory.truncated(self.config.memory)
-        return replace(memory, layers=tuple(layer.detach() for layer in memory.layers))
 
     def _auxiliary_loss(
         self, intermediate: Sequence[Tensor], scored_BTD: Tensor, targets_BT: Tensor, progress: float

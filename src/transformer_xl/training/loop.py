@@ -22,7 +22,8 @@ from transformer_xl.training.optimisation import PLATEAU_FACTOR
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.recording import Metrics, peak_memory_mb, write_environment
 from transformer_xl.training.resuming import start_or_resume
-from transformer_xl.training.session import Measured, Session, Window
+from transformer_xl.training.saved_state import Window
+from transformer_xl.training.session import Measured, Session
 from transformer_xl.training.step import Update, take_step
 
 CHECKPOINTS_KEPT = 2
@@ -96,7 +97,7 @@ def due(session: Session, every: int) -> bool:
 
 def is_best(session: Session, validation: Measured | None) -> bool:
     """Measured at this very step, and lower than ever before."""
-    if validation is None or validation.step != session.step:
+    if validation is None or validation.step != session.step or not math.isfinite(validation.figures.loss_nats):
         return False
     return session.best_nats is None or validation.figures.loss_nats < session.best_nats
 

@@ -29,11 +29,25 @@ def build_optimiser(model: nn.Module, training: TrainingConfig) -> Optimizer:
         case "adamw":
             return torch.optim.AdamW(groups, lr=rate, weight_decay=decay, fused=True)
         case "sgd":
-            return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=training.momentum, fused=True)
+            sgd = torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=training.momentum, fused=True)
+            if training.momentum:
+                # torch's fused step takes momenta for all parameters or for none, and some (a tail's) have their first gradient later than others.
+                for _, parameter in named:
+                    sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            return sgd
         case "muon":
             matrices = [weight for name, weight in named if is_matrix(name, weight)]
             groups[0]["params"] = [weight for weight in everybody if not any(weight is matrix for matrix in matrices)]
             return Muon([{"params": matrices, "factor": 1.0}, *groups], lr=rate, weight_decay=decay)
+
+
+def names_of_state(name: str, weight: Tensor, *, training: TrainingConfig) -> tuple[str, ...]:
+    """What the optimiser keeps for this parameter once it has had a gradient."""
+    if training.optimiser == "sgd":
+        return ("momentum_buffer",)
+    if training.optimiser == "muon" and is_matrix(name, weight):
+        return "step", "momentum"
+    return "step", "exp_avg", "exp_avg_sq"
 
 
 def set_rate(optimiser: Optimizer, rate: float) -> None:

@@ -5,10 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from transformer_xl.checkpoint import RunFolder, TrainingState, read_training_state, same_tokenizer, verify
-from transformer_xl.checkpoint.folder import CHECKSUMS, read_about, read_config
+from transformer_xl.checkpoint.folder import CHECKSUMS, read_about, read_config, read_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError
@@ -47,7 +46,12 @@ def start_or_resume(
                 f"{store.folder} has another vocabulary than {checkpoint} was trained on; give the data it began with"
             )
         check_same_data(state, store, checkpoint)
-        session.restore(state, weights=load_file(checkpoint / "model.safetensors"))
+        if (told := read_about(checkpoint / "about.json").step) != state.values.get("step"):
+            raise CheckpointError(
+                f"{checkpoint / 'training.json'}: step is {state.values.get('step')!r} where about.json says {told}; use an older checkpoint"
+            )
+        weights = read_weights(checkpoint / "model.safetensors", model=session.model)
+        session.restore(state, weights=weights, folder=checkpoint)
         say(f"going on from step {session.step} ({checkpoint})")
         if ranks.first and checkpoint.parent == run.checkpoints:
             name_the_best(run, session, checkpoint)

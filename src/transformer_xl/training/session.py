@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.lanes import Lanes
 from transformer_xl.data.sentences import SentenceLanes
 from transformer_xl.data.store import Store
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, TransformerXLError
 from transformer_xl.evaluation import Figures
-from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model
+from transformer_xl.model import AnyMemory, AnyModel, Memory, TransformerXL, build_model
 from transformer_xl.training.optimisation import Average, build_optimiser
 from transformer_xl.training.ranks import ALONE, Ranks
+from transformer_xl.training.saved_state import Window, checked_state, of_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +31,6 @@ class Measured:
 
     step: int
     figures: Figures
-
-
-@dataclass
-class Window:
-    """What one line of metrics.jsonl sums up: the steps since the last."""
-
-    nats: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
-    steps: int = 0
-    norm: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -120,7 +111,7 @@ class Session:
         tensors: dict[str, Tensor] = {}
         for kind, own in self._random_states().items():
             for rank, state in enumerate(self.ranks.gather(own)):
-                tensors[_of_rank(kind, rank)] = state
+                tensors[of_rank(kind, rank)] = state
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimiser.state.get(parameter, {}).items():
                 tensors[f"optimiser.{key}.{name}"] = whole(value).contiguous()
@@ -145,47 +136,40 @@ class Session:
             values["ranks"] = self.ranks.count
         return TrainingState(tensors=tensors, values=values)
 
-    def restore(self, state: TrainingState, *, weights: dict[str, Tensor]) -> None:
-        """`weights` are those of model.safetensors: the averages, where there are any."""
-        values, tensors = state.values, state.tensors
+    def restore(self, state: TrainingState, *, weights: dict[str, Tensor], folder: Path) -> None:
+        """`weights` are those of model.safetensors: the averages, where there are any. `folder`: the checkpoint all this was read from."""
+        same_ranks = state.values.get("ranks", 1) == self.ranks.count
+        on_cuda = self.device.type == "cuda" and same_ranks
+        saved = checked_state(state, model=self.model, config=self.config, folder=folder, on_cuda=on_cuda)
+        counters = saved.counters
         try:
-            own = {
-                name.removeprefix("weights."): value for name, value in tensors.items() if name.startswith("weights.")
+            if saved.lanes is not None:
+                self.lanes.restore(saved.lanes)
+        except TransformerXLError as error:
+            raise CheckpointError(f"{folder / 'training.json'}: lanes: {error}") from None
+        parameters, share = dict(self.model.named_parameters()), self.ranks.share
+        own = saved.own_weights or weights
+        self.model.load_state_dict({name: share(value, like=parameters.get(name)) for name, value in own.items()})
+        averages = weights.items() if saved.own_weights else ()
+        self.average.weights = {name: share(value, like=parameters[name]).to(self.device) for name, value in averages}
+        self.average.count = counters.average_count
+        for name, kept in saved.optimiser.items():
+            parameter = parameters[name]
+            self.optimiser.state[parameter] = {
+                key: share(value, like=parameter).to(self.device) for key, value in kept.items()
             }
-            parameters, share = dict(self.model.named_parameters()), self.ranks.share
-            self.model.load_state_dict(
-                {name: share(value, like=parameters.get(name)) for name, value in (own or weights).items()}
-            )
-            self.average.weights = (
-                {name: share(value, like=parameters[name]).to(self.device) for name, value in weights.items()}
-                if own
-                else {}
-            )
-            self.average.count = values["average_count"]
-            for name, parameter in parameters.items():
-                self.optimiser.state[parameter] = {
-                    key.split(".")[1]: share(value, like=parameter).to(self.device)
-                    for key, value in tensors.items()
-                    if key.startswith("optimiser.") and key.split(".", 2)[2] == name
-                }
-            self._take_memories(tensors)
-            self.step, self.tokens, self.seconds = values["step"], values["tokens"], values["seconds"]
-            self.skipped, self.rate_scale, self.best_nats = values["skipped"], values["rate_scale"], values["best_nats"]
-            self.window = Window(**values["window"])
-            if values["lanes"] is not None:  # an imported run begins the data anew
-                self.lanes.restore(values["lanes"])
-            if self.scaler.is_enabled():
-                self.scaler.load_state_dict(values["scaler"])
-            if values.get("ranks", 1) == self.ranks.count:
-                torch.set_rng_state(tensors[_of_rank("random.cpu", self.ranks.rank)])
-                if self.device.type == "cuda":
-                    torch.cuda.set_rng_state(tensors[_of_rank("random.cuda", self.ranks.rank)], self.device)
-            else:
-                torch.manual_seed(self.ranks.seed(self.config.training.seed, step=self.step))
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise CheckpointError(
-                f"the training state does not fit this configuration ({error}); start a new run"
-            ) from None
+        self._take_memories(saved.memories)
+        self.step, self.tokens, self.seconds = counters.step, counters.tokens, counters.seconds
+        self.skipped, self.rate_scale, self.best_nats = counters.skipped, counters.rate_scale, counters.best_nats
+        self.window = counters.window
+        if self.scaler.is_enabled() and saved.scaler:
+            self.scaler.load_state_dict(saved.scaler)
+        if same_ranks:
+            torch.set_rng_state(saved.random[of_rank("random.cpu", self.ranks.rank)])
+            if on_cuda:
+                torch.cuda.set_rng_state(saved.random[of_rank("random.cuda", self.ranks.rank)], self.device)
+        else:
+            torch.manual_seed(self.ranks.seed(self.config.training.seed, step=self.step))
 
     def _random_states(self) -> dict[str, Tensor]:
         states = {"random.cpu": torch.get_rng_state()}
@@ -205,13 +189,8 @@ class Session:
         memory = self.model.memory_kind.from_tensors(gathered)
         return [memory.select(rows.tolist()) for rows in np.array_split(np.arange(memory.lanes), len(own))]
 
-    def _take_memories(self, tensors: dict[str, Tensor]) -> None:
+    def _take_memories(self, saved: list[AnyMemory]) -> None:
         """This rank's lanes of the memory in the files."""
-        saved: list[AnyMemory] = []
-        for part in range(len(self.memories)):
-            prefix = f"memory.{part}."
-            named = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-            saved += [self.model.memory_kind.from_tensors(named)] if named else []
         if not saved:
             self.memories = [None] * len(self.memories)
             return
@@ -219,12 +198,13 @@ class Session:
             memory = _joined(saved)
             deal = np.array_split(self.ranks.rows(memory.lanes), len(self.memories))
             saved = [memory.select(rows.tolist()) for rows in deal]
-        self.memories = [memory.to(self.device) for memory in saved]
+        self.memories = [self._placed(memory) for memory in saved]
 
-
-def _of_rank(kind: str, rank: int) -> str:
-    """Rank 0's random state has the name that one process gives it."""
-    return f"{kind}.{rank}" if rank else kind
+    def _placed(self, memory: AnyMemory) -> AnyMemory:
+        """A run that no longer computes in half precision takes over no memory in it."""
+        if isinstance(memory, Memory) and self.config.training.precision == "float32":
+            return memory.to(self.device, dtype=self.model.vocabulary.bias_V.dtype)
+        return memory.to(self.device)
 
 
 def _joined(memories: list[AnyMemory]) -> AnyMemory:
