@@ -315,11 +315,12 @@ def _not_plain(name: str) -> OSError:
     return OSError(errno.ELOOP, "this is a link or a special file where a plain file belongs; remove it", name)
 
 
-def strange_file(paths: Iterable[Path]) -> Path | None:
-    """The first that is neither a plain file nor a folder: a link leads anywhere, and who opens a pipe may wait for ever."""
+def strange_file(paths: Iterable[Path], *, links: bool = False) -> Path | None:
+    """The first that is neither a plain file nor a folder: a link leads anywhere, and who opens a pipe may wait for ever. `links` to plain files may be
+    good for who only reads."""
     for path in paths:
         with suppress(FileNotFoundError):
-            mode = path.lstat().st_mode
+            mode = path.stat().st_mode if links else path.lstat().st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 return path
     return None
