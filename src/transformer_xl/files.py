@@ -15,7 +15,6 @@ steps aside, and whoever comes next puts it back if the new one never came:
 So nothing under `.txl-partial-` is ever the only copy of anything.
 """
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -199,7 +198,9 @@ def exchange(one: Path, other: Path) -> bool:
 
 @cache
 def _exchanging_call() -> Any:
-    with suppress(OSError, AttributeError, TypeError):  # a C library that has no such call
+    with suppress(ImportError, OSError, AttributeError, TypeError):  # a Python or a C library that has no such call
+        import ctypes
+
         library = ctypes.CDLL(None)
         if sys.platform == "darwin":
             return lambda one, other: library.renamex_np(one, other, EXCHANGE)
@@ -230,7 +231,7 @@ def _step_aside(temporary: Path, path: Path) -> bool:
 
 
 def _aside(path: Path) -> Path:
-    return path.with_name(f"{ASIDE}{path.name}")
+    return path.parent / f"{ASIDE}{path.name}"
 
 
 # --- locks

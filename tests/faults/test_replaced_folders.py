@@ -163,6 +163,13 @@ def test_a_link_or_a_file_is_not_replaced_by_a_folder(kind, tmp_path):
     assert hidden(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", [".", "..", "/", "data/..", "x" * 250])
+def test_names_that_nothing_can_step_aside_from_are_read_as_they_are(name, target, monkeypatch):
+    monkeypatch.chdir(target)
+    files.put_back(Path(name))
+    assert version_of(target) == 0
+
+
 def test_subfolders_reach_the_disk_before_the_name(tmp_path, monkeypatch):
     done: list[str] = []
     fsync, replace = os.fsync, os.replace
