@@ -116,7 +116,7 @@ VALUES = {
     "average_count": [9, -1, 0],
     "window": [None, {"nats": float("nan")}, {"tokens": 7, "steps": 0}, {"norm": float("inf")}, {"stepz": 1}],
     "ranks": [0, 2, 10**9, "two"],
-    "lanes": ["left out", [], {"kind": "lanes"}],
+    "lanes": ["left out", None, [], {"kind": "lanes"}],
     "scaler": ["left out", None, {"scale": 1.0}],
     "more": [1],
 }

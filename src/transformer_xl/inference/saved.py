@@ -11,8 +11,8 @@ from transformer_xl.model import AnyModel
 from transformer_xl.tensor_files import Kind, TensorFile
 
 SAVED = "a saved engine"
-MOST_READ = 1 << 62
-"""No lane has read more tokens, so that counting on cannot overflow."""
+MOST_READ = 1 << 53
+"""No lane gets there, and counting on from there cannot overflow."""
 
 
 def saved_lanes(file: TensorFile, *, asked: int | None) -> int:

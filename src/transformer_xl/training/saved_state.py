@@ -137,6 +137,10 @@ def _numbers(
     lanes, scaler = rest.pop("lanes"), rest.pop("scaler")
     counters = _fields(Counters, rest, path=path)
     _check_counters(counters, path=path)
+    if lanes is None and counters.tokens:
+        raise CheckpointError(
+            f"{path}: lanes is null, so where the data go on after {counters.tokens:,} tokens is not known"
+        )
     if counters.average_count and config.training.average == "none":
         raise CheckpointError(f"{path}: average_count is {counters.average_count} in a run that averages nothing")
     if scaler:
