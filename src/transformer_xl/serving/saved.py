@@ -143,7 +143,7 @@ class Saved:
             served = _model_of(about, models)
             if not _is_regular(path / ENGINE, most=saved_bytes(served.model)):
                 raise Refusal(409, DAMAGED)
-            reader = restore_engine(served.model, path / ENGINE)
+            reader = restore_engine(served.model, path / ENGINE, lanes=1)
             _check_reader(reader, served)
             text = TextStream.at(served.tokenizer, about.text.model_dump())
         except (TransformerXLError, ValueError, KeyError, TypeError, RuntimeError, OSError):
