@@ -2,15 +2,17 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import httpx
@@ -107,13 +109,17 @@ def in_process(
     folder: Path,
     options: tuple[str, ...] = (),
     threads: int = 1,
+    files: int | None = None,
     program: tuple[str, ...] = ("-m", "transformer_xl", "serve"),
 ) -> Iterator[Running]:
+    """`files`: how many it may open."""
     errors = folder / "stderr.txt"
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, *program, *map(str, runs), "--port", "0", *options]
     with errors.open("w") as stderr:
         process = subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL, text=True, env=environment)
+    if files is not None:  # before it has come as far as to ask
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (files, files))
     try:
         address = ""
         for _ in range(1200):
@@ -135,6 +141,17 @@ def in_process(
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+def p95(client: httpx.Client, over: Callable[[], bool]) -> float:
+    """Of how long an honest client waits for a short text, asking at least a hundred times and until it is over."""
+    taken: list[float] = []
+    while len(taken) < 100 or not over():
+        started_at = time.monotonic()
+        assert client.post("/v1/completions", json={"model": "small", "prompt": "x", "max_tokens": 8}).is_success
+        taken.append(time.monotonic() - started_at)
+        time.sleep(0.01)
+    return quantiles(taken, n=20)[18]
 
 
 def events(text: str) -> list[dict[str, Any]]:

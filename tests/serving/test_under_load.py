@@ -8,15 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import quantiles
 
 import httpx
 import pytest
 import torch
-from serving_helpers import Running, events, in_process, in_thread
+from serving_helpers import Running, events, in_process, in_thread, p95
 
 from transformer_xl.inference import Engine
 from transformer_xl.serving.limits import Limits
@@ -124,17 +122,6 @@ def test_w2_streams_that_are_cancelled_leave_nothing_behind(trained_run, tmp_pat
 @pytest.mark.parametrize(("count", "seconds"), [(40, 1.0), pytest.param(400, 10.0, marks=SLOW)], ids=["quick", "full"])
 def test_w3_slow_loris_connections_are_closed_and_honest_clients_do_not_notice(trained_run, tmp_path, count, seconds):
     limit = 1.5 * seconds
-    honest_body = {"model": "small", "prompt": "x", "max_tokens": 8}
-
-    def p95(client: httpx.Client, over: Callable[[], bool]) -> float:
-        taken: list[float] = []
-        while len(taken) < 100 or not over():
-            started_at = time.monotonic()
-            assert client.post("/v1/completions", json=honest_body).status_code == 200
-            taken.append(time.monotonic() - started_at)
-            time.sleep(0.01)
-        return quantiles(taken, n=20)[18]
-
     quick = in_thread(trained_run, limits=Limits(header_seconds=seconds, body_seconds=seconds))
     with quick if seconds < 10 else in_process(trained_run, folder=tmp_path) as server, server.client() as client:
         begun_at = time.monotonic()
@@ -259,6 +246,6 @@ def test_a_request_that_takes_too_long_is_answered_504_and_gives_its_place_back(
         assert answer.status_code == 504
         assert time.monotonic() - started_at < 3
         stream = server.post("/v1/completions", model="small", prompt="x", max_tokens=16_384, stream=True)
-        assert '"code": 504' in stream.text
+        assert '"code":504' in stream.text
         assert "[DONE]" not in stream.text
         assert server.complete("x")

@@ -259,7 +259,9 @@ class BytePairTokenizer(Tokenizer):
 
     def encode(self, text: str | bytes) -> Ids:
         encode_utf8(text := self._text(text))
-        return np.asarray(self._pairs.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        # A batch, because that alone lets other threads run meanwhile.
+        (encoding,) = self._pairs.encode_batch_fast([text], add_special_tokens=False)
+        return np.asarray(encoding.ids, dtype=np.int64)
 
     def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
         return b"".join(map(self._bytes_of.__getitem__, self._checked(ids).tolist()))

@@ -26,8 +26,11 @@ class TextStream:
         self._stop = tuple(stop)
         self._held = ""
         self._marks, self._line_begins = 0, True
-        for token in before:
-            self._decoder.decode(self.bytes_of(token))
+        if isinstance(tokenizer, WordTokenizer):
+            for token in before:
+                self.bytes_of(token)
+        else:
+            self._decoder.decode(tokenizer.decode_bytes(list(before)))
 
     def push(self, token: int) -> str:
         """What has become certain with this token."""

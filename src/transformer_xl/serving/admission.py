@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from transformer_xl.serving.events import Done, Event, Failed, Mailbox
-from transformer_xl.serving.limits import Limits
+from transformer_xl.serving.limits import ANSWER_BYTES, FIGURES, Limits
 from transformer_xl.serving.models import Served
 from transformer_xl.serving.refusals import SAYINGS, Refusal
 
@@ -18,6 +18,12 @@ GRACE_SECONDS = 0.5
 GONE = 499
 """What a client that left is counted as; nobody reads it."""
 
+TOO_MANY = (
+    "max_tokens, logprobs, n: the answer would hold {:,} figures: new tokens, and the prompt's with echo, times 1 + logprobs, times n;"
+    " ask for at most {:,}"
+)
+TOO_LARGE = "the answer could take {:,} bytes; ask for less, at most {:,} bytes"
+
 Result = TypeVar("Result")
 
 
@@ -25,13 +31,38 @@ class Admission:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.in_flight = 0
+        self.figures = 0
+        """Of all answers under way."""
         self.draining = False
         self.waiting: set[Mailbox] = set()
+
+    @property
+    def full(self) -> bool:
+        return self.in_flight >= self.limits.admitted or self.figures + FIGURES > self.limits.figures
+
+    def check(self, count: int = 1) -> None:
+        """Whether anybody is let in at all."""
+        if self.draining:
+            raise Refusal(503)
+        if self.in_flight + count > self.limits.admitted:
+            raise Refusal(429)
 
     def send_away(self) -> None:
         """Whoever still waits."""
         for mailbox in self.waiting:
             mailbox.put(0, Failed(status=503, message=SAYINGS[503]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How much an answer can come to."""
+
+    figures: int
+    """That it tells."""
+    kept: int
+    """That are kept until it is sent: those of a prompt once, however many texts go on from it."""
+    size: int
+    """Bytes."""
 
 
 @dataclass
@@ -41,16 +72,14 @@ class Slot:
     admission: Admission
     request: Request
     taken: int = 0
+    figures: int = 0
     _held: list[tuple[Mailbox, Served, asyncio.TimerHandle]] = field(default_factory=list)
 
     def take(self, served: Served, count: int = 1) -> Mailbox:
         limits = self.admission.limits
-        if self.admission.draining:
-            raise Refusal(503)
         if count > limits.admitted:
             raise Refusal(422, f"n: at most {limits.admitted} texts at a time")
-        if self.admission.in_flight + count > limits.admitted:
-            raise Refusal(429)
+        self.admission.check(count)
         self.admission.in_flight += count
         self.taken += count
         mailbox = Mailbox(deadline=time.monotonic() + limits.deadline_seconds)
@@ -60,9 +89,21 @@ class Slot:
         self._held.append((mailbox, served, timer))
         return mailbox
 
+    def reserve(self, extent: Extent) -> None:
+        """Memory for the answer. What is too large is refused, whoever else is here."""
+        if extent.figures > FIGURES:
+            raise Refusal(422, TOO_MANY.format(extent.figures, FIGURES))
+        if extent.size > ANSWER_BYTES:
+            raise Refusal(422, TOO_LARGE.format(extent.size, ANSWER_BYTES))
+        if self.admission.figures + extent.kept > self.admission.limits.figures:
+            raise Refusal(429)
+        self.admission.figures += extent.kept
+        self.figures += extent.kept
+
     def free(self) -> None:
         self.admission.in_flight -= self.taken
-        self.taken = 0
+        self.admission.figures -= self.figures
+        self.taken = self.figures = 0
         for mailbox, served, timer in self._held:
             timer.cancel()
             self.admission.waiting.discard(mailbox)

@@ -1,10 +1,18 @@
 """What a request may say, field by field: checked before any model hears of it, and shown in OpenAPI."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
-from transformer_xl.serving.limits import CHOICES, LIKELIEST, NEW_TOKENS, PROMPT_TOKENS, STOP_CHARACTERS, STOPS
+from transformer_xl.serving.limits import CHOICES, FIGURES, LIKELIEST, NEW_TOKENS, PROMPT_TOKENS, STOP_CHARACTERS, STOPS
 
 SESSION_NAME = "^[A-Za-z0-9_-]{1,64}$"
 SESSION_ID = "^[0-9a-f]{32}$"
@@ -18,7 +26,8 @@ def _without_nul(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_without_nul), Field(json_schema_extra={"pattern": "^[^\\x00]*$"})]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
-Tokens = Annotated[list[Token], Field(min_length=1, max_length=PROMPT_TOKENS)]
+# The first that is wrong is told: a list of errors would be longer than what was sent.
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=PROMPT_TOKENS, fail_fast=True)]
 Stop = Annotated[Text, Field(min_length=1, max_length=STOP_CHARACTERS)]
 ModelName = Annotated[str, Field(min_length=1, max_length=256, description="A name that GET /v1/models lists.")]
 
@@ -39,8 +48,13 @@ class Generation(Body):
     top_p: float | None = Field(1.0, gt=0.0, le=1.0)
     top_k: int | None = Field(0, ge=0, lt=1 << 31, description="Only the k likeliest tokens. 0: all.")
     seed: int | None = Field(None, ge=0, description="The same seed gives the same text. Choice i has seed + i.")
-    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
-    logprobs: int | None = Field(None, ge=0, le=LIKELIEST)
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS, fail_fast=True)] | None = None
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=LIKELIEST,
+        description=f"(max_tokens, and the prompt's tokens with echo) x (1 + logprobs) x n: at most {FIGURES:,}.",
+    )
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256, description="Not looked at.")
@@ -51,14 +65,27 @@ class Generation(Body):
     suffix: None = None
 
 
+def _kind_of_prompt(prompt: Any) -> str:
+    """By its beginning, so that it is read as one kind only."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else None
+    return "lists" if isinstance(first, list) else "tokens" if isinstance(first, int) else "texts"
+
+
+Several = Field(min_length=1, max_length=CHOICES, fail_fast=True)
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[Text], Several, Tag("texts")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[list[Tokens], Several, Tag("lists")],
+    Discriminator(_kind_of_prompt),
+]
+
+
 class Completion(Generation):
     model: ModelName
-    prompt: (
-        Text
-        | Annotated[list[Text], Field(min_length=1, max_length=CHOICES)]
-        | Tokens
-        | Annotated[list[Tokens], Field(min_length=1, max_length=CHOICES)]
-    ) = ""
+    prompt: Prompt = ""
     n: int | None = Field(1, ge=1, le=CHOICES)
     echo: bool | None = False
     memory: Literal["on", "off"] = Field(

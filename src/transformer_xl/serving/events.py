@@ -1,38 +1,87 @@
 """What a model's thread tells the request that waits for it."""
 
 import asyncio
+import math
+from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader
+from transformer_xl.inference.distribution import Words
+from transformer_xl.serving.limits import EVENT_CHARACTERS, EVENT_FIGURES
+
+LEAST = -9999.0
+"""JSON has no minus infinity."""
+BACKLOG = 256
+"""So many events wait for a client that reads slowly as they are; of more, those of one text are joined."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """A token of a text: given, or drawn."""
+class Figures:
+    """Tokens of a text, given or drawn, and what is told of each: in columns, because there can be a million of them."""
 
-    token: int
-    text: str
-    """As people read it; bytes that are no character as \\xNN."""
-    start: int
-    """The character of its text at which it begins."""
-    log_probability: float | None
-    """In nats; None for the first token of all, which has nothing before it."""
-    likeliest: tuple[tuple[int, float], ...] = ()
-    """Tokens that were likeliest at its place, falling, with their log-probabilities."""
+    def __init__(self) -> None:
+        self.token = array("i")
+        self.start = array("i")
+        """The character of its text at which each begins."""
+        self.log_probability = array("d")
+        """In nats; NaN for the first token of all, which has nothing before it."""
+        self.likeliest = array("i")
+        """Tokens that were likeliest at each place, falling, one place after the other."""
+        self.likeliest_log_probability = array("d")
+        self.likeliest_until = array("i")
+        """Where those of each place end."""
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def add(self, token: int, *, start: int, log_probability: float, likeliest: Words | None) -> None:
+        self.token.append(token)
+        self.start.append(start)
+        self.log_probability.append(max(log_probability, LEAST) if log_probability == log_probability else math.nan)
+        if likeliest is not None:
+            self.likeliest.extend(likeliest.token_K.tolist())
+            self.likeliest_log_probability.extend(max(score, LEAST) for score in likeliest.score_K.tolist())
+        self.likeliest_until.append(len(self.likeliest))
+
+    def extend(self, other: "Figures") -> None:
+        before = len(self.likeliest)
+        self.token.extend(other.token)
+        self.start.extend(other.start)
+        self.log_probability.extend(other.log_probability)
+        self.likeliest.extend(other.likeliest)
+        self.likeliest_log_probability.extend(other.likeliest_log_probability)
+        self.likeliest_until.extend(before + until for until in other.likeliest_until)
+
+    def likeliest_at(self, place: int) -> Iterator[tuple[int, float]]:
+        places = slice(self.likeliest_until[place - 1] if place else 0, self.likeliest_until[place])
+        return zip(self.likeliest[places], self.likeliest_log_probability[places], strict=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Wrote:
-    """Text that has become certain, and the tokens since the last time (empty unless asked for)."""
+    """Text that has become certain, and its tokens, where they were asked for."""
 
     text: str
-    tokens: tuple[Told, ...] = ()
+    figures: Figures | None = None
     drawn: int = 1
     """How many tokens were drawn for it: 0 for an echo of the prompt."""
+    texts: int = 1
+    """It belongs to so many texts, from the one it is told of on: a prompt is told once for all that go on from it."""
+
+    def join(self, other: "Wrote") -> bool:
+        """Takes in what comes after it, where both together are still small."""
+        if not self.drawn or len(self.text) + len(other.text) > EVENT_CHARACTERS:
+            return False
+        if self.figures is not None and other.figures is not None:
+            if len(self.figures) + len(self.figures.likeliest) >= EVENT_FIGURES:
+                return False
+            self.figures.extend(other.figures)
+        self.text += other.text
+        self.drawn += other.drawn
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +120,22 @@ class Mailbox:
         """Tokens sent of each text: one that is begun anew does not tell them again."""
         self.loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._last: dict[int, Wrote] = {}
+        """Of each text, what was written last and is still waiting."""
 
     async def next(self) -> tuple[int, Event]:
-        return await self._queue.get()
+        index, event = await self._queue.get()
+        if self._last.get(index) is event:
+            del self._last[index]
+        return index, event
 
     def put(self, index: int, event: Event) -> None:
         """Only on the loop's own thread."""
+        if isinstance(event, Wrote):
+            last = self._last.get(index)
+            if self._queue.qsize() >= BACKLOG and last is not None and last.join(event):
+                return
+            self._last[index] = event
         self._queue.put_nowait((index, event))
 
 

@@ -11,15 +11,12 @@ from typing import Any
 
 import torch
 
-from transformer_xl.data.tokenizers import Tokenizer, readable
+from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation import Sampler, Sampling, TextStream
 from transformer_xl.generation.generate import Reading
 from transformer_xl.inference.distribution import Distribution, Lane, Question, Words, best
 from transformer_xl.inference.reader import Reader
-from transformer_xl.serving.events import Ended, Event, Mailbox, Told, Wrote
-
-LEAST = -9999.0
-"""JSON has no minus infinity."""
+from transformer_xl.serving.events import Ended, Event, Figures, Mailbox, Wrote
 
 
 class ModelFault(Exception):
@@ -86,10 +83,13 @@ class Writing:
             piece += self._text.finish()
         events: list[Event] = []
         if self._drawn > self._told:
-            tokens: tuple[Told, ...] = ()
+            figures = None
             if self.wish.likeliest is not None:
-                tokens = (told(self.tokenizer, picked.token, picked.log_probability, picked.likeliest, start=start),)
-            events.append(Wrote(text=piece, tokens=tokens))
+                figures = Figures()
+                figures.add(
+                    picked.token, start=start, log_probability=picked.log_probability, likeliest=picked.likeliest
+                )
+            events.append(Wrote(text=piece, figures=figures))
         if reason:
             self.ended = True
             events.append(Ended(reason=reason, state=self._state(picked, reader, place) if self.wish.keep else None))
@@ -100,19 +100,6 @@ class Writing:
         own = reader.select([place])
         own.read(torch.tensor([[picked.token]]))
         return own, self._text.fork(stop=())
-
-
-def told(
-    tokenizer: Tokenizer, token: int, log_probability: float | None, likeliest: Words | None, *, start: int
-) -> Told:
-    words = [] if likeliest is None else zip(likeliest.token_K.tolist(), likeliest.score_K.tolist(), strict=True)
-    return Told(
-        token=token,
-        text=readable(tokenizer, token),
-        start=start,
-        log_probability=None if log_probability is None else max(log_probability, LEAST),
-        likeliest=tuple((other, max(score, LEAST)) for other, score in words),
-    )
 
 
 class Lanes:

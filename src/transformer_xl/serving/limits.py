@@ -20,6 +20,27 @@ BODY_BYTES = 512 * 1024
 HEADERS = 100
 HEADER_BYTES = 16 * 1024
 
+# What an answer may hold, and how it is made: see docs/serving.md for the memory that these leave the process.
+FIGURES = 1 << 20
+"""Of one answer: (new tokens, and the prompt's where it is told too) x (1 + logprobs) x texts."""
+ANSWER_BYTES = 128 * 1024 * 1024
+"""Of one answer, were each of its tokens the longest that the model has."""
+EVENT_FIGURES = 1024
+"""Of one event of a stream, and of one step of making an answer."""
+EVENT_CHARACTERS = 16 * 1024
+PIECE_BYTES = 64 * 1024
+"""So much of an answer is made and handed to the system at a time; the next when that is gone."""
+SMALL = 1024
+"""A body of so many bytes, or a text of so many tokens or characters, is read where it comes in; a larger one beside the event loop."""
+BODY_CHUNKS = 256
+"""Of a body that comes without its length: in smaller crumbs it costs more to put together than to read."""
+UNSENT_BYTES = 128 * 1024
+"""That the system holds for a client that does not read."""
+RECEIVED_BYTES = 16 * 1024
+"""Of a connection, read at a time."""
+RESERVED_FILES = 128
+"""Beside connections: the model's files, saved sessions, and connections on their way in or out."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -40,8 +61,16 @@ class Limits:
     """From the first byte of a request, or from the connection, to the end of its headers."""
     body_seconds: float = 10.0
     keep_alive_seconds: int = 75
+    write_seconds: float = 10.0
+    """A client that takes longer over one piece of its answer is cut off."""
+    crowded_seconds: float = 1.0
+    """The same while the server is full: somebody else waits for that place."""
+    connections: int = 512
+    """One more ends another: the oldest that has sent no request yet, or else one that waits for nothing of ours."""
+    figures: int = 8 * FIGURES
+    """Of all answers under way. One more is answered 429."""
 
     def __post_init__(self) -> None:
-        positive(self, "serve", "admitted", "sessions", "saved", "saved_bytes")
+        positive(self, "serve", "admitted", "sessions", "saved", "saved_bytes", "connections", "figures")
         if not self.deadline_seconds > 0:
             raise ConfigError(f"serve.deadline_seconds: {self.deadline_seconds} is no time; it must be above 0")

@@ -1,6 +1,6 @@
 """A prompt and the texts that go on from it: read once, written side by side."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from transformer_xl.data.tokenizers import Tokenizer
@@ -8,9 +8,10 @@ from transformer_xl.generation import TextStream
 from transformer_xl.generation.generate import Reading
 from transformer_xl.inference import Reader
 from transformer_xl.model import AnyModel
-from transformer_xl.serving.events import Ended, Event, Told, Wrote
-from transformer_xl.serving.lanes import Lanes, Writing, told
-from transformer_xl.serving.reading import Scored, fresh_reader, fresh_scorer, read, score
+from transformer_xl.serving.events import Ended, Event, Figures, Wrote
+from transformer_xl.serving.lanes import Lanes, Writing
+from transformer_xl.serving.limits import EVENT_CHARACTERS, EVENT_FIGURES
+from transformer_xl.serving.reading import Scored, fresh_reader, fresh_scorer, read, scored
 
 Piece = int | Lanes | list[tuple[Writing, Event]]
 """Tokens just read, lanes that are ready to join the others, or what there is to tell."""
@@ -37,13 +38,7 @@ class Order:
             writing.restart = self.pieces
         reader: Reading = fresh_reader(self.model) if self.source is None else self.source.fork()
         if self.echo is not None and alone is None:
-            tokens: tuple[Told, ...] = ()
-            if wish.likeliest is not None:
-                # A text among its own tokens: scored by one reader, written on by another that has read it in the same pieces as ever.
-                scorer = fresh_scorer(self.model) if self.source is None else self.source.fork()
-                scored = yield from score(scorer, self.prompt, segment=self.segment, likeliest=wish.likeliest)
-                tokens = told_prompt(self.tokenizer, self.prompt, scored)
-            yield [(writing, Wrote(text=self.echo, tokens=tokens, drawn=0)) for writing in writings]
+            yield from self._echoed(writings[0], texts=len(writings))
         if not wish.tokens:
             yield [(writing, Ended(reason="length")) for writing in writings]
             return
@@ -58,12 +53,37 @@ class Order:
         if len(lanes):
             yield lanes
 
+    def _echoed(self, writing: Writing, *, texts: int) -> Generator[Piece, None, None]:
+        """The prompt, told once for all the texts that go on from it, in parts."""
+        assert self.echo is not None
+        shown, likeliest = 0, writing.wish.likeliest
+        if likeliest is not None:
+            # A text among its own tokens: scored by one reader, written on by another that has read it in the same pieces as ever.
+            scorer = fresh_scorer(self.model) if self.source is None else self.source.fork()
+            stream, begin = TextStream(self.tokenizer), 0
+            for part in scored(scorer, self.prompt, segment=self.segment, likeliest=likeliest):
+                yield len(part.loss_P)
+                events: list[tuple[Writing, Event]] = []
+                for first, end in _spans(len(part.loss_P), most=max(1, EVENT_FIGURES // (1 + likeliest))):
+                    figures = _told(self.prompt[begin + first : begin + end], part, stream, first=first)
+                    text, shown = self.echo[shown : stream.characters], stream.characters
+                    events.append((writing, Wrote(text=text, figures=figures, drawn=0, texts=texts)))
+                begin += len(part.loss_P)
+                yield events
+        rest = self.echo[shown:]  # all of it, or what white space the tokens do not tell
+        for first, end in _spans(len(rest), most=EVENT_CHARACTERS):
+            yield [(writing, Wrote(text=rest[first:end], drawn=0, texts=texts))]
 
-def told_prompt(tokenizer: Tokenizer, prompt: Sequence[int], scored: Scored) -> tuple[Told, ...]:
-    unscored = len(prompt) - len(scored.likeliest)  # the first token of all, or all where none were asked for
-    stream, found = TextStream(tokenizer), list[Told]()
-    for place, (token, loss) in enumerate(zip(prompt, scored.loss_P.tolist(), strict=True)):
-        likeliest = scored.likeliest[place - unscored] if place >= unscored else None
-        found.append(told(tokenizer, token, None if loss != loss else -loss, likeliest, start=stream.characters))
+
+def _spans(length: int, *, most: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + most, length)) for start in range(0, length, most))
+
+
+def _told(tokens: Sequence[int], part: Scored, stream: TextStream, *, first: int) -> Figures:
+    """What was found about tokens of a part, from `first` on."""
+    figures = Figures()
+    for place, token in enumerate(tokens, first):
+        likeliest = part.likeliest[place] if part.likeliest else None
+        figures.add(token, start=stream.characters, log_probability=-float(part.loss_P[place]), likeliest=likeliest)
         stream.push(token)
-    return tuple(found)
+    return figures

@@ -2,16 +2,19 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
+from transformer_xl.serving.aside import aside, busy
 from transformer_xl.serving.bodies import FIELDS
+from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
 
 log = logging.getLogger("transformer_xl.serving")
 
@@ -31,6 +34,7 @@ SAYINGS = {
     504: "the request took too long; ask for less, or try again",
 }
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+NOT_KNOWN = "has a field that is not known; GET /openapi.json lists those that are"
 RETRY_SECONDS = "1"
 DEEPEST = 20
 
@@ -69,13 +73,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        if any(one["type"] == "json_invalid" for one in error.errors()):
-            return error_answer(400)
-        return error_answer(422, "; ".join(dict.fromkeys(map(sentence, error.errors()[:4]))))
+        return error_answer(422, sentences(error.errors()))
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         return error_answer(500)
+
+
+def sentences(errors: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(dict.fromkeys(map(sentence, errors[:4])))
 
 
 def sentence(error: Mapping[str, Any]) -> str:
@@ -83,31 +89,50 @@ def sentence(error: Mapping[str, Any]) -> str:
     names = [str(part) for part in error["loc"] if part in FIELDS]
     where = ".".join(names) or "the body"
     if error["type"] == "extra_forbidden":
-        return f"{where}: has a field that is not known; GET /openapi.json lists those that are"
+        return f"{where}: {NOT_KNOWN}"
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{where}: {message[:1].lower()}{message[1:]}"
 
 
 class StrictRequest(Request):
-    """Reads JSON as the standard has it."""
+    """Reads JSON as the standard has it, and checks what it says: all beside the event loop, where it is not small."""
+
+    kind: type[BaseModel] | None = None
+    """Of what its body must be."""
 
     async def json(self) -> Any:
         body = await self.body()
-        try:
-            value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
-            _check(value, DEEPEST)
-        except (ValueError, RecursionError):
-            raise Refusal(400) from None
-        return value
+        small = len(body) <= SMALL
+        if not small:  # whoever would not be let in with what it says need not say it
+            self.app.state.admission.check()
+            if busy():
+                raise Refusal(429)
+        return await aside(lambda: read_body(body, self.kind), small=small)
+
+
+def read_body(body: bytes, kind: type[BaseModel] | None) -> Any:
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        _check(value, DEEPEST)
+    except (ValueError, RecursionError):
+        raise Refusal(400) from None
+    try:
+        return value if kind is None else kind.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise Refusal(422, sentences(found)) from None
 
 
 class StrictRoute(APIRoute):
     def get_route_handler(self) -> Any:
         handle = super().get_route_handler()
+        kind: Any = None if self.body_field is None else self.body_field.field_info.annotation
 
         async def strictly(request: Request) -> Response:
+            strict = StrictRequest(request.scope, request.receive)
+            strict.kind = kind
             try:
-                return await handle(StrictRequest(request.scope, request.receive))
+                return await handle(strict)
             except HTTPException as error:
                 if isinstance(error.__cause__, Refusal):  # the framework calls whatever a body raises unreadable
                     raise error.__cause__ from None
@@ -136,9 +161,13 @@ def _check(value: Any, depth: int) -> None:
     elif isinstance(value, int) and abs(value) >= 1 << 63:
         raise ValueError("integer")
     elif isinstance(value, dict):
+        if len(value) > len(FIELDS):
+            raise Refusal(422, f"the body: {NOT_KNOWN}")
         for name, item in value.items():
             name.encode("utf-8")
             _check(item, depth - 1)
     elif isinstance(value, list):
+        if len(value) > PROMPT_TOKENS:
+            raise Refusal(422, f"the body: a list is longer than {PROMPT_TOKENS:,}; send less at a time")
         for item in value:
             _check(item, depth - 1)

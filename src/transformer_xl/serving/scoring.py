@@ -1,85 +1,112 @@
 """Texts that are read and told about: how surprising each token is, what a head looks at, what a session has read."""
 
-import asyncio
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
-from fastapi.responses import JSONResponse, Response
+import numpy as np
+from fastapi.responses import Response
+from numpy.typing import NDArray
 
-from transformer_xl.data.tokenizers import readable
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader
 from transformer_xl.serving import reading
-from transformer_xl.serving.admission import Slot
+from transformer_xl.serving.admission import Extent, Slot
+from transformer_xl.serving.aside import aside
 from transformer_xl.serving.bodies import Attention, Given
 from transformer_xl.serving.bodies import Feed as FeedBody
-from transformer_xl.serving.lanes import LEAST
+from transformer_xl.serving.events import LEAST
+from transformer_xl.serving.limits import EVENT_FIGURES, SMALL
 from transformer_xl.serving.models import Served
 from transformer_xl.serving.refusals import Refusal
 from transformer_xl.serving.scheduler import Task
+from transformer_xl.serving.sending import encoded_list, json_answer, json_name, longest_name
 from transformer_xl.serving.sessions import Session, memory_use
 from transformer_xl.serving.texts import PlacedTokens, placed
+
+Losses = NDArray[np.float32]
+TOKEN_BYTES = 96
+"""At most, of one token of a score in JSON beside its name."""
 
 
 async def score(
     served: Served, body: Given, slot: Slot, *, segment: int | None, source: Reader | None = None
 ) -> Response:
     """With `source`, as a session would read it; the session itself does not move."""
-    given = await asyncio.to_thread(placed, served.tokenizer, body)
     mailbox = slot.take(served)
+    given = await _placed(served, body, slot)
 
-    def pieces() -> Generator[int, None, dict[str, Any]]:
+    def pieces() -> Generator[int, None, Losses]:
         reader = reading.fresh_scorer(served.model) if source is None else source.fork()
-        scored = yield from reading.score(reader, given.tokens, segment=segment)
-        read_before = 0 if source is None else int(source.read_B[0])
-        return _scores(served, given, scored, read=read_before + len(given.tokens))
+        return (yield from reading.score(reader, given.tokens, segment=segment))
 
     served.submit(Task(pieces(), mailbox=mailbox))
-    return await asyncio.to_thread(JSONResponse, await slot.result(mailbox))
-
-
-def _scores(served: Served, given: PlacedTokens, scored: reading.Scored, *, read: int) -> dict[str, Any]:
-    names: dict[int, str] = {}
-    tokens = []
-    for token, (start, end), loss in zip(given.tokens, given.spans, scored.loss_P.tolist(), strict=True):
-        if token not in names:
-            names[token] = readable(served.tokenizer, token)
-        tokens.append({"id": token, "text": names[token], "start": start, "end": end, "logprob": _logprob(loss)})
-    known = [loss for loss in scored.loss_P.tolist() if loss == loss]
-    return {
+    loss_P = cast(Losses, await slot.result(mailbox))
+    read = len(given.tokens) + (0 if source is None else int(source.read_B[0]))
+    known_P = loss_P[~np.isnan(loss_P)]
+    answer = {
         "model": served.name,
-        "tokens": tokens,
-        "loss_nats": sum(known) / len(known) if known else None,
+        "tokens": encoded_list(_scored_tokens(served, given, loss_P)),
+        "loss_nats": float(known_P.mean(dtype=np.float64)) if len(known_P) else None,
         "memory": memory_use(served, read),
     }
+    return await json_answer(answer, figures=len(given.tokens))
 
 
-def _logprob(loss_nats: float) -> float | None:
-    return None if loss_nats != loss_nats else max(-loss_nats, LEAST)
+async def _placed(served: Served, body: Given, slot: Slot) -> PlacedTokens:
+    """What was given, and room for an answer about it."""
+    small = len(body.tokens or body.text or "") <= SMALL
+    given, longest = await aside(lambda: (placed(served.tokenizer, body), longest_name(served.tokenizer)), small=small)
+    count = len(given.tokens)
+    slot.reserve(Extent(figures=count, kept=count, size=count * (longest + TOKEN_BYTES)))
+    return given
+
+
+def _scored_tokens(served: Served, given: PlacedTokens, loss_P: Losses) -> Iterator[str]:
+    for first in range(0, len(given.tokens), EVENT_FIGURES):
+        places = slice(first, first + EVENT_FIGURES)
+        rows = (
+            given.tokens[places],
+            given.start_P[places].tolist(),
+            given.end_P[places].tolist(),
+            _logprobs(loss_P[places]),
+        )
+        for token, start, end, logprob in zip(*rows, strict=True):
+            told = "null" if logprob is None else repr(logprob)
+            name = json_name(served.tokenizer, token)
+            yield f'{{"id":{token},"text":{name},"start":{start},"end":{end},"logprob":{told}}}'
+
+
+def _logprobs(loss_P: Losses) -> list[float | None]:
+    return [None if loss != loss else max(-loss, LEAST) for loss in loss_P.tolist()]
 
 
 async def feed(session: Session, body: FeedBody, slot: Slot) -> Response:
     served, source = session.served, session.reader
-    given = await asyncio.to_thread(placed, served.tokenizer, body)
     mailbox = slot.take(served)
+    given = await _placed(served, body, slot)
 
-    def pieces() -> Generator[int, None, tuple[Reader, TextStream, list[float | None] | None]]:
+    def pieces() -> Generator[int, None, tuple[Reader, list[float | None] | None]]:
         reader, logprobs = source.fork(), None
         if body.logprobs:
-            scored = yield from reading.score(reader, given.tokens, segment=None)
-            logprobs = [_logprob(loss) for loss in scored.loss_P.tolist()]
+            logprobs = _logprobs((yield from reading.score(reader, given.tokens, segment=None)))
         else:
             yield from reading.read(reader, given.tokens, segment=None)
+        return reader, logprobs
+
+    def written() -> TextStream:
         text = session.text.fork()
         for token in given.tokens:
             text.push(token)
-        return reader, text, logprobs
+        return text
 
+    text = await aside(written, small=len(given.tokens) <= SMALL)
     served.submit(Task(pieces(), mailbox=mailbox))
     result: Any = await slot.result(mailbox)
-    session.reader, session.text, logprobs = result
+    session.reader, logprobs = result
+    session.text = text
     answer = {**session.as_json(), "fed": len(given.tokens)}
-    return JSONResponse(answer if logprobs is None else {**answer, "logprobs": logprobs})
+    told = answer if logprobs is None else {**answer, "logprobs": logprobs}
+    return await json_answer(told, figures=len(given.tokens) if body.logprobs else 0)
 
 
 async def attention(served: Served, body: Attention, slot: Slot) -> Response:
@@ -89,12 +116,13 @@ async def attention(served: Served, body: Attention, slot: Slot) -> Response:
     if body.layer >= facts["layers"] or body.head >= facts["heads"]:
         message = f"this model has layers 0 to {facts['layers'] - 1} with heads 0 to {facts['heads'] - 1}"
         raise Refusal(422, f"layer, head: {message}")
-    given = await asyncio.to_thread(placed, served.tokenizer, body)
+    mailbox = slot.take(served)
+    given = await _placed(served, body, slot)
     if len(given.tokens) < 2 or body.position >= len(given.tokens):
         raise Refusal(
             422, f"position: the text has {len(given.tokens)} tokens, and needs at least two; they count from 0"
         )
-    mailbox = slot.take(served)
     looking = served.looking(given.tokens, position=body.position, layer=body.layer, head=body.head)
     served.look(Task(looking, mailbox=mailbox))
-    return JSONResponse(await slot.result(mailbox))
+    row: Any = await slot.result(mailbox)
+    return await json_answer(row, figures=len(row["weights"]) * (2 + len(row["terms"])))

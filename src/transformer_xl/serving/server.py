@@ -1,10 +1,12 @@
 """A server from its first to its last request: opens its port, says where, and at SIGTERM lets what is under way finish."""
 
 import asyncio
+import gc
 import logging
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -15,12 +17,16 @@ from transformer_xl.errors import InputError
 from transformer_xl.serving.app import make_app
 from transformer_xl.serving.connection import protocol
 from transformer_xl.serving.gate import is_loopback
-from transformer_xl.serving.limits import HEADER_BYTES, Limits
+from transformer_xl.serving.limits import HEADER_BYTES, RESERVED_FILES, Limits
+from transformer_xl.serving.logs import on_error, quieten
 from transformer_xl.serving.models import Served
 
 CLOSING_SECONDS = 1
 """For answers that are being sent when everything else is over."""
 BACKLOG = 1024
+"""Connections that the system keeps while they wait to be accepted."""
+ACCEPTED = 64
+"""Of them, so many are accepted at a time; each is a file until the limit of connections is looked at."""
 SWITCH_SECONDS = 0.0005
 """A model's thread waits no longer for its next step while connections are busy, nor they for it; Python's own 5 ms are a step's whole time."""
 
@@ -36,7 +42,11 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(on_error)
+        quieten()
         await super().startup(sockets)
+        for listening in sockets or []:
+            listening.listen(BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains; a second one ends at once."""
@@ -78,19 +88,40 @@ def make_server(
         app,
         host=host,
         port=port,
-        http=protocol(limits),
+        http=protocol(limits, crowded=lambda: app.state.admission.full, most=connections_possible(limits)),
         ws="none",
         lifespan="on",
         log_level=logging.WARNING,
         access_log=False,
         server_header=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTED,
         h11_max_incomplete_event_size=HEADER_BYTES,
         timeout_keep_alive=limits.keep_alive_seconds,
         timeout_graceful_shutdown=CLOSING_SECONDS,
         proxy_headers=False,
     )
     return Server(config, app=app, limits=limits)
+
+
+def connections_possible(limits: Limits) -> int:
+    """As many as the limits say, if the system lets this process open so many files; it is asked for all that it would give."""
+    if sys.platform == "win32":  # which knows no such limit
+        return limits.connections
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):  # some systems say they would and do not
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = (
+        limits.connections if files == resource.RLIM_INFINITY else min(limits.connections, files - RESERVED_FILES)
+    )
+    if possible < 1:
+        raise InputError(
+            f"this process may open {files} files, and a server needs more than {RESERVED_FILES}; raise it, for example: ulimit -n 1024"
+        )
+    return possible
 
 
 def serve(server: Server, *, ready: Callable[[str], None]) -> bool:
@@ -110,5 +141,8 @@ def serve(server: Server, *, ready: Callable[[str], None]) -> bool:
     shown = f"[{host}]" if ":" in host else host
     ready(f"http://{shown}:{listening.getsockname()[1]}")
     sys.setswitchinterval(SWITCH_SECONDS)
+    # What is here by now stays: looking through it for garbage would take a fifth of a second each time, in which nothing else happens.
+    gc.collect()
+    gc.freeze()
     server.run(sockets=[listening])
     return bool(getattr(server.app.state, "ended", True))

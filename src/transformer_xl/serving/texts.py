@@ -1,9 +1,12 @@
 """Text that came in -> tokens with their places in it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from transformer_xl.data.streaming import token_stream
+import numpy as np
+from numpy.typing import NDArray
+
+from transformer_xl.data.streaming import Placed, token_stream
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.generation.text import TextStream
@@ -13,12 +16,17 @@ from transformer_xl.serving.refusals import Refusal
 
 TOO_LONG = f"the text is longer than {PROMPT_TOKENS:,} tokens; send it in pieces to a session"
 UNKNOWN = "the text holds something that is not in this model's vocabulary; leave it out"
+PART_BYTES = 16 * 1024
+"""So much of a text becomes tokens at a time."""
+
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedTokens:
     tokens: list[int]
-    spans: list[tuple[int, int]]
+    start_P: Places
+    end_P: Places
     """Of each token in the text, in characters; tokens inside one character share it."""
 
 
@@ -35,36 +43,40 @@ def checked(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
     return list(tokens)
 
 
-def _of_text(tokenizer: Tokenizer, text: str) -> PlacedTokens:
-    data = text.encode("utf-8")
-    tokens, starts = list[int](), list[int]()
+def tokens_of(tokenizer: Tokenizer, data: bytes) -> Iterator[Placed]:
+    """The tokens of a text, part by part, no more of them than a request may have."""
+    parts, found = (data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)), 0
     try:
-        for piece in token_stream(tokenizer, [data], name="the text"):
-            tokens += piece.token_P.tolist()
-            starts += piece.offset_P.tolist()
+        for piece in token_stream(tokenizer, parts, name="the text"):
+            found += len(piece.token_P)
+            if found > PROMPT_TOKENS:
+                raise Refusal(422, TOO_LONG)
+            yield piece
     except DataError:
         raise Refusal(422, UNKNOWN) from None
-    if not tokens:
+
+
+def _of_text(tokenizer: Tokenizer, text: str) -> PlacedTokens:
+    data = text.encode("utf-8")
+    pieces = list(tokens_of(tokenizer, data))
+    if not pieces:
         raise Refusal(422, "the text holds no tokens; give at least one")
-    if len(tokens) > PROMPT_TOKENS:
-        raise Refusal(422, TOO_LONG)
+    tokens = [token for piece in pieces for token in piece.token_P.tolist()]
+    byte_P = np.concatenate([piece.offset_P for piece in pieces])
+    end_P = np.append(byte_P[1:], len(data))
     character_of = _characters(data)
-    spans = []
-    for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
-        first, last = character_of[start], character_of[end - 1] + 1 if end > start else character_of[start]
-        if isinstance(tokenizer, WordTokenizer):  # white space after a word is nobody's
-            last = first + (len(text[first:last].rstrip()) or 1)
-        spans.append((first, last))
-    return PlacedTokens(tokens=tokens, spans=spans)
+    first_P = character_of[byte_P]
+    last_P = np.where(end_P > byte_P, character_of[end_P - 1] + 1, first_P)
+    if isinstance(tokenizer, WordTokenizer):  # white space after a word is nobody's
+        spans = zip(first_P.tolist(), last_P.tolist(), strict=True)
+        last_P = np.array([first + (len(text[first:last].rstrip()) or 1) for first, last in spans])
+    return PlacedTokens(tokens=tokens, start_P=first_P, end_P=last_P)
 
 
-def _characters(data: bytes) -> list[int]:
+def _characters(data: bytes) -> Places:
     """For each byte and the end, the character that it belongs to."""
-    found, character = [], -1
-    for byte in data:
-        character += byte & 0xC0 != 0x80
-        found.append(character)
-    return [*found, character + 1]
+    begins = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
+    return np.append(begins.cumsum() - 1, begins.sum())
 
 
 def _of_tokens(tokenizer: Tokenizer, tokens: list[int]) -> PlacedTokens:
@@ -73,7 +85,8 @@ def _of_tokens(tokenizer: Tokenizer, tokens: list[int]) -> PlacedTokens:
     parts = [stream.bytes_of(token) for token in tokens]
     character_of, spans, at = _characters(b"".join(parts)), list[tuple[int, int]](), 0
     for part in parts:
-        first = max(0, character_of[at]) + (isinstance(tokenizer, WordTokenizer) and part.startswith(b" "))
-        spans.append((first, max(first, character_of[at + len(part) - 1] + 1) if part else first))
+        first = max(0, int(character_of[at])) + (isinstance(tokenizer, WordTokenizer) and part.startswith(b" "))
+        spans.append((first, max(first, int(character_of[at + len(part) - 1]) + 1) if part else first))
         at += len(part)
-    return PlacedTokens(tokens=tokens, spans=spans)
+    start_P, end_P = np.array(spans, dtype=np.int64).T
+    return PlacedTokens(tokens=tokens, start_P=start_P, end_P=end_P)

@@ -1,0 +1,33 @@
+"""Work that grows with a request, done beside the event loop: whoever asks for little does not wait for those who ask for much.
+
+One thread does it, in the order in which it came. More would not be quicker, because Python runs one at a time, and the event loop would have to
+wait for each of them in turn. Whatever comes here is cut into short pieces: a single call into C keeps everybody else waiting until it returns.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+MOST_WAITING = 64
+_waiting = 0
+_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="txl-aside")
+
+
+def busy() -> bool:
+    """Whether so much waits that nothing large should be added."""
+    return _waiting >= MOST_WAITING
+
+
+async def aside(work: Callable[[], Result], *, small: bool = False) -> Result:
+    """Its result. What is `small` is done at once, here."""
+    global _waiting
+    if small:
+        return work()
+    _waiting += 1
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
+    finally:
+        _waiting -= 1

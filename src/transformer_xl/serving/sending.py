@@ -1,0 +1,127 @@
+"""JSON that is made while it is sent, piece by piece, so that no answer is ever whole in memory and none keeps others waiting."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fastapi.responses import Response, StreamingResponse
+
+from transformer_xl.data.tokenizers import Tokenizer, readable
+from transformer_xl.serving.aside import aside
+from transformer_xl.serving.limits import EVENT_FIGURES, PIECE_BYTES
+
+NAMES = 1 << 14
+"""So many tokens' names are remembered: making one takes longer than anything else here."""
+# ASCII, because some clients take characters beyond it for the end of a line.
+_as_text: Callable[[object], str] = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """JSON already, in short pieces."""
+
+    pieces: Iterator[str]
+
+
+def encoded_list(items: Iterator[str]) -> Encoded:
+    """A list of things that are JSON already."""
+    return Encoded(_listed(items))
+
+
+def _listed(items: Iterator[str]) -> Iterator[str]:
+    yield "["
+    for number, item in enumerate(items):
+        yield f",{item}" if number else item
+    yield "]"
+
+
+def json_pieces(value: Any) -> Iterator[str]:
+    """Of dicts, lists and what is `Encoded`, however long; each piece is short."""
+    if isinstance(value, Encoded):
+        yield from value.pieces
+    elif isinstance(value, dict):
+        for number, (name, item) in enumerate(value.items()):
+            yield f"{',' if number else '{'}{_as_text(name)}:"
+            yield from json_pieces(item)
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for number, item in enumerate(value):
+            yield "," if number else "["
+            yield from json_pieces(item)
+        yield "]"
+    elif isinstance(value, list):
+        parts = (value[start : start + EVENT_FIGURES] for start in range(0, len(value), EVENT_FIGURES))
+        yield from _listed(_as_text(part)[1:-1] for part in parts)
+    else:
+        yield _as_text(value)
+
+
+def json_text(text: str) -> str:
+    """What stands between the quotation marks."""
+    return _as_text(text)[1:-1]
+
+
+def encoded_text(parts: Iterable[str]) -> Encoded:
+    """A text whose parts stand as `json_text` gives them."""
+    return Encoded(_quoted(parts))
+
+
+def _quoted(parts: Iterable[str]) -> Iterator[str]:
+    yield '"'
+    for part in parts:
+        yield from (part[start : start + PIECE_BYTES] for start in range(0, len(part), PIECE_BYTES))
+    yield '"'
+
+
+def json_number(value: float) -> str:
+    """NaN: there is none."""
+    return repr(value) if value == value else "null"
+
+
+@lru_cache(maxsize=NAMES)
+def json_name(tokenizer: Tokenizer, token: int) -> str:
+    """What a token is called, as JSON."""
+    return _as_text(readable(tokenizer, token))
+
+
+@lru_cache(maxsize=64)
+def longest_name(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest of a model's names, as JSON."""
+    return max(len(_as_text(readable(tokenizer, token))) for token in range(tokenizer.size))
+
+
+def _bytes(value: Any) -> Iterator[bytes]:
+    found, size = list[str](), 0
+    for piece in json_pieces(value):
+        found.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES:
+            yield "".join(found).encode()
+            found, size = [], 0
+    if found:
+        yield "".join(found).encode()
+
+
+async def json_answer(value: Any, *, figures: int) -> Response:
+    """An answer that holds so many figures."""
+    pieces = _bytes(value)
+
+    def following() -> bytes | None:
+        return next(pieces, None)
+
+    small = figures <= EVENT_FIGURES
+    first = await aside(following, small=small)
+    second = await aside(following, small=small)
+    if second is None:
+        return Response(first, media_type="application/json")
+
+    async def all_pieces() -> AsyncIterator[bytes]:
+        piece: bytes | None = second
+        yield first or b""
+        while piece is not None:
+            yield piece
+            piece = await aside(following)
+
+    return StreamingResponse(all_pieces(), media_type="application/json")
