@@ -97,7 +97,7 @@ def test_positions_outside_of_the_memory_are_refused_and_nothing_is_touched(wher
 
     def call():
         if length == 1:
-            layers.step(hidden[:, 0], lowest_B, eps=1e-5, **at)
+            layers.step(hidden[:, 0], lowest_B, **at)
         else:
             layers.attend(0, query, key_value, lowest_B, **at)
 

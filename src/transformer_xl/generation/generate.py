@@ -8,12 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation.sampling import Sampler, Sampling
 from transformer_xl.generation.text import TextStream
-from transformer_xl.inference import make_engine
+from transformer_xl.inference import Engine, make_engine
 from transformer_xl.inference.distribution import Distribution
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel, Recurrent, TransformerXL
@@ -101,10 +102,14 @@ class Batch:
         """Those that still write."""
         self._reader, self._samplers = reader, samplers
         self._unread: list[int] = []
+        self._choices: Any = None
 
     def step(self) -> dict[int, int]:
         """The next token of every lane. Reads the one before only now: nobody may want a next."""
         reader = self._reader
+        if self._unread and isinstance(reader, Engine) and reader.writes and all(s.plain for s in self._samplers):
+            self._unread = self._write(reader)
+            return dict(zip(self.lanes, self._unread, strict=True))
         if self._unread:
             device = reader.model.vocabulary.bias_V.device
             reader.read(torch.tensor(self._unread, device=device)[:, None])
@@ -114,12 +119,21 @@ class Batch:
         self._unread = next_token.ask([self._samplers[lane].pick for lane in self.lanes])
         return dict(zip(self.lanes, self._unread, strict=True))
 
+    def _write(self, engine: Engine) -> list[int]:
+        own = [self._samplers[lane] for lane in self.lanes]
+        if self._choices is None:
+            self._choices = (native.Choice * len(own))(*(sampler.choice() for sampler in own))
+        for choice, sampler in zip(self._choices, own, strict=True):
+            choice.share = sampler.share()
+        return engine.write(self._unread, self._choices)
+
     def leave(self, lanes: Collection[int]) -> None:
         stay = [place for place, lane in enumerate(self.lanes) if lane not in lanes]
         if len(stay) == len(self.lanes):
             return
         self.lanes = [self.lanes[place] for place in stay]
         self._unread = [self._unread[place] for place in stay]
+        self._choices = None
         if stay:
             self._reader = self._reader.select(stay)
 

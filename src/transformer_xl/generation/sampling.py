@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transformer_xl import native
 from transformer_xl.config.fields import not_negative
 from transformer_xl.errors import InputError
 from transformer_xl.inference.distribution import Adjustment, Lane, Question, at_share, best, draw, nucleus, shortened
@@ -65,6 +66,22 @@ class Sampler:
                 if not self._seen[oldest]:
                     del self._seen[oldest]
 
+    @property
+    def plain(self) -> bool:
+        """Whether its choices depend on nothing but the distribution and its chance: then the kernels can draw for it."""
+        return self.sampling.repetition_penalty == 1.0
+
+    def choice(self) -> native.Choice:
+        """How the kernels are to draw; `chance` gives each draw its share."""
+        sampling = self.sampling
+        return native.Choice(
+            temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p, top_k=sampling.top_k
+        )
+
+    def share(self) -> float:
+        """The chance of the next draw. The likeliest token needs none."""
+        return self._chance.random() if self.sampling.temperature else 0.0
+
     def pick(self, lane: Lane) -> Question[int]:
         token = yield from self._choose(lane)
         self.saw([token])
@@ -79,7 +96,7 @@ class Sampler:
         )
         if sampling.temperature == 0.0:
             return int((yield from best(lane, 1, how=how)).token_K[0])
-        share = self._chance.random()
+        share = self.share()
         if sampling.top_k:
             words = shortened((yield from best(lane, sampling.top_k, how=how)), p=sampling.top_p, min_p=sampling.min_p)
         elif sampling.top_p < 1.0 or sampling.min_p:

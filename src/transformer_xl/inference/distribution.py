@@ -129,7 +129,9 @@ class Distribution:
     def __init__(self, source: Logits, hidden_BD: Tensor, *, edges: Sequence[int]) -> None:
         self._source, self._hidden_BD = source, hidden_BD
         self.opened = 0
-        head_BC = _log_softmax(source.head_logits(hidden_BD))
+        logits_BC = source.head_logits(hidden_BD)
+        # Without tails all of it is in double precision, as the kernels have it (native/drawing.h): so both draw the same word for the same share.
+        head_BC = _log_softmax(logits_BC.double() if len(edges) == 2 else logits_BC)
         self.lanes = [Lane(head_C, edges=edges) for head_C in head_BC]
 
     def ask(self, questions: Sequence[Callable[[Lane], Question[Answer]]]) -> list[Answer]:
@@ -263,8 +265,14 @@ def _highest(score_P: Floats, k: int) -> NDArray[np.intp]:
         maximum_C = score_P[: ROWS * columns].reshape(ROWS, columns).max(axis=0)
         candidate_C = np.flatnonzero(score_P >= np.partition(maximum_C, columns - k)[columns - k])
     score_C = score_P[candidate_C]
-    place_K = np.argpartition(score_C, len(score_C) - k)[-k:] if k < len(score_C) else np.arange(len(score_C))
-    return candidate_C[place_K[np.argsort(-score_C[place_K], kind="stable")]]
+    if k < len(score_C):
+        lowest = np.partition(score_C, len(score_C) - k)[len(score_C) - k]
+        above_C, alike_C = np.flatnonzero(score_C > lowest), np.flatnonzero(score_C == lowest)
+        place_K = np.concatenate([above_C, alike_C[: k - len(above_C)]])  # of words that are alike, the first
+    else:
+        place_K = np.arange(len(score_C))
+    found_K: NDArray[np.intp] = candidate_C[place_K[np.argsort(-score_C[place_K], kind="stable")]]
+    return found_K
 
 
 def _highest_until(score_P: NDArray[np.float64], *, lowest: float, needed: float, top: float) -> NDArray[np.intp]:

@@ -7,6 +7,7 @@ them anew from hidden states (there the weights change).
 Exact: the same numbers as the model's own forward with memory M, under either rule of sight.
 """
 
+import ctypes
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -28,6 +29,7 @@ from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.memory import check_fits
+from transformer_xl.model.protocol import NOT_FINITE
 from transformer_xl.model.transformer import Layer
 from transformer_xl.tensor_files import Kind, reading, write_tensors
 
@@ -105,6 +107,26 @@ class Engine(Reader):
         hidden_BTD = torch.cat(parts, dim=1)
         self.last_hidden_BD = hidden_BTD[:, -1]
         return hidden_BTD
+
+    @property
+    def writes(self) -> bool:
+        """Whether `write` can be asked: of a plain softmax, which the kernels know."""
+        config = self.model.config
+        return self._compiled and config.clusters == 1 and not config.has_projection(0)
+
+    @torch.inference_mode()
+    def write(self, tokens: Sequence[int], choices: "ctypes.Array[native.Choice]") -> list[int]:
+        """Each lane reads its token, and draws the next one, all below Python: what `read` and then `Distribution` would give, word for word."""
+        self._check_model()
+        self._make_room(1)
+        tokens_B = torch.tensor(tokens)
+        layers, lowest_B, seen = self._for_kernels(1)
+        self.last_hidden_BD = layers.write(tokens_B, choices, lowest_B, **seen)
+        self._advance(1)
+        drawn: list[int] = tokens_B.tolist()
+        if min(drawn) < 0:
+            raise InputError(NOT_FINITE)
+        return drawn
 
     @torch.inference_mode()
     def reset(self, lanes: Iterable[int]) -> None:
@@ -254,33 +276,40 @@ class Engine(Reader):
 
     def _read(self, tokens_BT: Tensor) -> Tensor:
         model, T = self.model, tokens_BT.shape[1]
-        if model.vocabulary.bias_V.data_ptr() != self._weights_at:
-            raise InputError("the model's weights were moved or replaced since this engine was made; make a new engine")
+        self._check_model()
         self._make_room(T)
         hidden_BTD = model.encoding.enter_first(model.vocabulary.embed(tokens_BT, linear=self.linear.exact))
         hidden_BTD = self._through_kernels(hidden_BTD) if self._compiled else self._through_torch(hidden_BTD)
-        if model.final_norm is not None:
-            hidden_BTD = model.final_norm(hidden_BTD)
-        self._end += T
-        self.valid_B = (self.valid_B + T).clamp(max=self.memory)
-        self.read_B = self.read_B + T
+        self._advance(T)
         return hidden_BTD
 
+    def _check_model(self) -> None:
+        if self.model.vocabulary.bias_V.data_ptr() != self._weights_at:
+            raise InputError("the model's weights were moved or replaced since this engine was made; make a new engine")
+
+    def _advance(self, tokens: int) -> None:
+        self._end += tokens
+        self.valid_B = (self.valid_B + tokens).clamp_(max=self.memory)
+        self.read_B = self.read_B + tokens
+
     def _through_kernels(self, hidden_BTD: Tensor) -> Tensor:
-        T, limit, lowest_B = hidden_BTD.shape[1], self._visible_distance(), self._end - self.valid_B
-        layers = self._known_layers(self.memory + T if limit is None else limit + 1)
-        seen = {"end": self._end, "limit": native.UNLIMITED if limit is None else limit}
-        if T == 1:
+        layers, lowest_B, seen = self._for_kernels(hidden_BTD.shape[1])
+        if hidden_BTD.shape[1] == 1:
             hidden_BD = hidden_BTD[:, 0].contiguous()
-            layers.step(hidden_BD, lowest_B, eps=self.model.config.norm_eps, **seen)
+            layers.step(hidden_BD, lowest_B, **seen)
             return hidden_BD[:, None]
 
         def attend(number: int, query_BTX: Tensor, key_value_BTX: Tensor) -> Tensor:
             return layers.attend(number, query_BTX, key_value_BTX, lowest_B, **seen)
 
-        for number in range(len(self._layers)):
-            hidden_BTD = self._layer(number, hidden_BTD, attend)
-        return hidden_BTD
+        return self._through_all(hidden_BTD, attend)
+
+    def _for_kernels(self, tokens: int) -> tuple[native.Layers, Tensor, dict[str, int]]:
+        """The layers, where each lane's memory begins, where new positions go and how far they see."""
+        limit = self._visible_distance()
+        layers = self._known_layers(self.memory + tokens if limit is None else limit + 1)
+        seen = {"end": self._end, "limit": native.UNLIMITED if limit is None else limit}
+        return layers, self._end - self.valid_B, seen
 
     def _through_torch(self, hidden_BTD: Tensor) -> Tensor:
         B, T, _ = hidden_BTD.shape
@@ -305,9 +334,12 @@ class Engine(Reader):
             )
             return mixed_BHTK.transpose(1, 2).reshape(B, T, H * K)
 
+        return self._through_all(hidden_BTD, attend)
+
+    def _through_all(self, hidden_BTD: Tensor, attend: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
         for number in range(len(self._layers)):
             hidden_BTD = self._layer(number, hidden_BTD, attend)
-        return hidden_BTD
+        return hidden_BTD if self.model.final_norm is None else self.model.final_norm(hidden_BTD)
 
     def _layer(self, number: int, hidden_BTD: Tensor, attend: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
         """The model's layer without dropout; `attend` also puts its keys and values where they are kept."""
@@ -377,9 +409,12 @@ class Engine(Reader):
                 parts |= {name: norm.weight, f"{name}_bias": norm.bias}
             parts |= {"keys": self._keys[number], "values": self._values[number]}
             others.append(parts | panels.layers[number])
-        return native.Layers(
+        end = self.model.final_norm
+        layers = native.Layers(
             matrices,
             others,
+            norm=(None, None) if end is None else (end.weight, end.bias),
+            eps=config.norm_eps,
             dtype=self._keys[0].dtype,
             distances=panels.distances,
             pre_norm=config.norm == "pre",
@@ -390,3 +425,8 @@ class Engine(Reader):
             inner=config.d_inner,
             room=self._keys[0].shape[2],
         )
+        if self.writes:
+            words = self.model.vocabulary
+            output_VD = (words.tables if config.tie_embeddings else words.output_tables)[0]
+            layers.take_words(words.tables[0], stored(output_VD), words.bias_V, scale=config.embedding_scale)
+        return layers

@@ -53,6 +53,22 @@ class Sizes(ctypes.Structure):
     )
 
 
+class Words(ctypes.Structure):
+    """Of a plain softmax."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("embedding", "output", "output_scale", "bias")),
+        ("count", c_int64),
+        ("scale", c_double),
+    )
+
+
+class Choice(ctypes.Structure):
+    """How one lane draws its next word; `share` is its chance, from 0 to 1."""
+
+    _fields_ = (*((name, c_double) for name in ("temperature", "top_p", "min_p", "share")), ("top_k", c_int64))
+
+
 class Shape(ctypes.Structure):
     """Of attention in training."""
 
@@ -71,9 +87,18 @@ class _Field(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("offset", c_int64))
 
 
-STRUCTURES = {"fields_of_inference": (Layer, Sizes), "fields_of_training": (Shape, Inputs)}
+STRUCTURES = {"fields_of_inference": (Layer, Sizes, Words, Choice), "fields_of_training": (Shape, Inputs)}
 SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "step": (POINTER(Sizes), c_double, POINTER(Layer), *[c_void_p] * 2),
+    "step": (POINTER(Sizes), c_double, POINTER(Layer), *[c_void_p] * 4),
+    "write": (
+        POINTER(Sizes),
+        c_double,
+        POINTER(Layer),
+        *[c_void_p] * 2,
+        POINTER(Words),
+        POINTER(Choice),
+        *[c_void_p] * 3,
+    ),
     "attend": (POINTER(Sizes), POINTER(Layer), c_int64, *[c_void_p] * 4),
     "linear": (*[c_void_p] * 5, *[c_int64] * 3),
     "drop": (*[c_void_p] * 2, c_int64, c_double, c_uint64),
@@ -177,14 +202,16 @@ class Layers:
         matrices: Sequence[Mapping[str, tuple[Tensor, Tensor | None]]],
         others: Sequence[Mapping[str, Tensor | None]],
         *,
+        norm: tuple[Tensor | None, Tensor | None],
+        eps: float,
         dtype: torch.dtype,
         distances: int,
         pre_norm: bool,
         **lengths: int,
     ) -> None:
-        """For each layer its MATRICES, with a scale for each row where they are bytes, and all that is OF_A_LAYER. `lengths`: lanes, heads, width,
-        model, inner and room."""
-        self.dtype, self._alive = dtype, (matrices, others)
+        """For each layer its MATRICES, with a scale for each row where they are bytes, and all that is OF_A_LAYER. `norm`: weight and bias of the
+        one after the last layer. `lengths`: lanes, heads, width, model, inner and room."""
+        self.dtype, self.eps, self._alive = dtype, eps, list[object]([matrices, others, norm])
         self.sizes = Sizes(layers=len(matrices), distances=distances, pre_norm=pre_norm, **lengths)
         self.sizes.panels = -(-distances // panel_width(dtype))
         shapes = self._shapes()
@@ -199,6 +226,8 @@ class Layers:
             for name in OF_A_LAYER:
                 place = _optional if name in OPTIONAL else _place
                 setattr(layer, name, place(name, parts[name], dtype, shapes[name]))  # type: ignore[arg-type]
+        self._norm = [_optional("the last norm", part, dtype, (self.sizes.model,)) for part in norm]
+        self._words: Words | None = None
         bytes_of_a_layer = sum(given[name][0].nbytes for given in matrices[:1] for name in MATRICES)
         self.threads = max(1, bytes_of_a_layer // BYTES_OF_A_THREAD)
 
@@ -225,12 +254,45 @@ class Layers:
         self.sizes.end, self.sizes.limit = end, limit
         return self.sizes
 
-    def step(self, hidden_BD: Tensor, lowest_B: Tensor, *, end: int, limit: int, eps: float) -> None:
+    def step(self, hidden_BD: Tensor, lowest_B: Tensor, *, end: int, limit: int) -> None:
         """One token of every lane through all layers, kept at `end`; `hidden_BD` is changed in place."""
         z = self._at(end, limit)
         hidden = _place("hidden states", hidden_BD, self.dtype, (z.lanes, z.model))
         lowest = _place("lowest positions", lowest_B, torch.int64, (z.lanes,))
-        _call("step", self.dtype, z, eps, self.layers, hidden, lowest, threads=self.threads)
+        _call("step", self.dtype, z, self.eps, self.layers, *self._norm, hidden, lowest, threads=self.threads)
+
+    def take_words(
+        self, embedding_VD: Tensor, output_VD: tuple[Tensor, Tensor | None], bias_V: Tensor, *, scale: float
+    ) -> None:
+        """The words of a plain softmax, for `write`. `scale`: what embeddings are multiplied by."""
+        (weight_VD, scale_V), D, V = output_VD, self.sizes.model, len(bias_V)
+        self._alive += [embedding_VD, output_VD, bias_V]
+        self._words = Words(
+            embedding=_place("embeddings", embedding_VD, self.dtype, (V, D)),
+            output=_place("output words", weight_VD, self.dtype if scale_V is None else torch.int8, (V, D)),
+            output_scale=_optional("output words' scales", scale_V, torch.float32, (V,)),
+            bias=_place("output biases", bias_V, self.dtype, (V,)),
+            count=V,
+            scale=scale,
+        )
+
+    def write(
+        self, tokens_B: Tensor, choices: ctypes.Array[Choice], lowest_B: Tensor, *, end: int, limit: int
+    ) -> Tensor:
+        """Each lane reads its token, kept at `end`, and its next one is drawn in its place, -1 where there are no numbers to draw from. The hidden states."""
+        z = self._at(end, limit)
+        assert self._words is not None, "take_words() first"
+        if len(choices) != z.lanes:
+            raise InputError(f"the kernel write was given {len(choices)} choices for {z.lanes} lanes")
+        hidden_BD = torch.empty(z.lanes, z.model, dtype=self.dtype)
+        places = (
+            _place("tokens", tokens_B, torch.int64, (z.lanes,)),
+            hidden_BD.data_ptr(),
+            _place("lowest positions", lowest_B, torch.int64, (z.lanes,)),
+        )
+        given = (z, self.eps, self.layers, *self._norm, self._words, choices)
+        _call("write", self.dtype, *given, *places, threads=self.threads)
+        return hidden_BD
 
     def attend(
         self, number: int, query_BTX: Tensor, key_value_BTX: Tensor, lowest_B: Tensor, *, end: int, limit: int

@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "drawing.h"
 #include "vectors.h"
 
 namespace {
@@ -399,8 +400,12 @@ struct Stepper {
   void join(const T* norm, const T* bias) {
     for (i64 b = 0; b < B; ++b) {
       for (i64 i = 0; i < D; ++i) own[b * D + i] += s.added[b * D + i];
-      if (norm) normalise(&own[b * D], &own[b * D], norm, bias, D, s.eps);
     }
+    if (norm) normalise_own(norm, bias);
+  }
+
+  void normalise_own(const T* norm, const T* bias) {
+    for (i64 b = 0; b < B; ++b) normalise(&own[b * D], &own[b * D], norm, bias, D, s.eps);
   }
 
   template <class Use>
@@ -451,9 +456,16 @@ inline bool within(const Sizes& z, i64 length, const i64* lowest) {
   return std::all_of(lowest, lowest + z.lanes, [&](i64 first) { return 0 <= first && first <= z.end; });
 }
 
-// hidden: [B, D], embeddings in, the last layer's output out. `lowest`: the first kept position of each lane that is real and seen.
 template <class T>
-Answer step(const Sizes& z, double eps, const Layer<T>* layers, T* hidden, const i64* lowest, int threads) {
+struct Norm {  // null: none
+  const T *weight, *bias;
+};
+
+// hidden: [B, D], embeddings in, the last layer's output out, normalised where the model ends in a norm. `lowest`: the first kept position of each lane
+// that is real and seen. `own_work(thread)` makes what a thread needs afterwards, and `after(thread, work)` is done by all of them.
+template <class T, class OwnWork, class After>
+Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, T* hidden, const i64* lowest, int threads,
+                      const OwnWork& own_work, const After& after) {
   if (!within(z, 1, lowest)) return OUT_OF_BOUNDS;
   Memory memory;
   std::optional<Shared<T>> shared;
@@ -462,16 +474,62 @@ Answer step(const Sizes& z, double eps, const Layer<T>* layers, T* hidden, const
 #pragma omp parallel num_threads(threads)
   {
     std::optional<Stepper<T>> mine;
-    memory.guard([&] { mine.emplace(*shared, hidden, threads); });
+    std::optional<decltype(own_work())> work;
+    memory.guard([&] {
+      mine.emplace(*shared, hidden, threads);
+      work.emplace(own_work());
+    });
 #pragma omp barrier
     if (!memory.ran_out) {  // the same answer for all threads: whoever ran out did so before the barrier
       for (i64 n = 0; n < z.layers; ++n) mine->through(layers[n]);
+      if (end.weight) mine->normalise_own(end.weight, end.bias);
 #pragma omp barrier
 #pragma omp master
       std::copy(mine->own.begin(), mine->own.end(), hidden);
+      after(*mine, *work);
     }
   }
   return memory.answer();
+}
+
+template <class T>
+Answer step(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, T* hidden, const i64* lowest, int threads) {
+  struct Nothing {};
+  return through_layers<T>(
+      z, eps, layers, end, hidden, lowest, threads, [] { return Nothing{}; }, [](Stepper<T>&, Nothing&) {});
+}
+
+// Words of a plain softmax: embeddings [V, D], and what hidden states are multiplied by.
+template <class T>
+struct Words {
+  const T* embedding;
+  Matrix<T> output;
+  const T* bias;
+  i64 count;
+  double scale;
+};
+
+// Each lane reads its token of `tokens` and draws the next one into the same place; -1 where the model gives no numbers.
+template <class T>
+Answer write(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, const Words<T>& words, const Choice* choices,
+             i64* tokens, T* hidden, const i64* lowest, int threads) {
+  const i64 B = z.lanes, D = z.model, V = words.count;
+  if (!std::all_of(tokens, tokens + B, [&](i64 token) { return 0 <= token && token < V; })) return OUT_OF_BOUNDS;
+  for (i64 b = 0; b < B; ++b)
+    for (i64 i = 0; i < D; ++i) hidden[b * D + i] = words.embedding[tokens[b] * D + i] * T(words.scale);
+  Memory memory;
+  std::vector<T> logits;
+  memory.guard([&] { logits.resize(B * V); });
+  if (memory.ran_out) return NO_MEMORY;
+  return through_layers<T>(
+      z, eps, layers, end, hidden, lowest, threads, [&] { return Drawing(V); },
+      [&](Stepper<T>& mine, Drawing& drawing) {
+        mine.take(nullptr, nullptr);
+        mine.times(words.output, V, [&](i64 b, i64 row, T value) { logits[b * V + row] = value + words.bias[row]; });
+#pragma omp barrier
+#pragma omp for schedule(dynamic, 1)
+        for (i64 b = 0; b < B; ++b) tokens[b] = drawing.draw(&logits[b * V], choices[b]);
+      });
 }
 
 template <class T>
@@ -673,8 +731,14 @@ Answer attend(const Sizes& z, const Layer<T>& layer, i64 length, const T* querie
 }  // namespace
 
 #define DOORS(name, T)                                                                                                       \
-  extern "C" int step_##name(const Sizes* z, double eps, const Layer<T>* layers, T* hidden, const i64* lowest, int threads) { \
-    return step<T>(*z, eps, layers, hidden, lowest, threads);                                                                 \
+  extern "C" int step_##name(const Sizes* z, double eps, const Layer<T>* layers, const T* norm, const T* norm_bias, T* hidden, \
+                             const i64* lowest, int threads) {                                                               \
+    return step<T>(*z, eps, layers, Norm<T>{norm, norm_bias}, hidden, lowest, threads);                                      \
+  }                                                                                                                          \
+  extern "C" int write_##name(const Sizes* z, double eps, const Layer<T>* layers, const T* norm, const T* norm_bias,         \
+                              const Words<T>* words, const Choice* choices, i64* tokens, T* hidden, const i64* lowest,        \
+                              int threads) {                                                                                 \
+    return write<T>(*z, eps, layers, Norm<T>{norm, norm_bias}, *words, choices, tokens, hidden, lowest, threads);            \
   }                                                                                                                          \
   extern "C" int attend_##name(const Sizes* z, const Layer<T>* layer, i64 length, const T* queries, const T* key_value,      \
                                const i64* lowest, T* out, int threads) {                                                     \
@@ -701,4 +765,9 @@ extern "C" const Field fields_of_inference[] = {
     POINTER(distance_bias), {"Layer", sizeof(Pointers)},
     FIELD(Sizes, layers), FIELD(Sizes, lanes), FIELD(Sizes, heads), FIELD(Sizes, width), FIELD(Sizes, model), FIELD(Sizes, inner),
     FIELD(Sizes, room), FIELD(Sizes, end), FIELD(Sizes, limit), FIELD(Sizes, distances), FIELD(Sizes, panels), FIELD(Sizes, pre_norm),
-    BYTES_OF(Sizes), {nullptr, 0}};
+    BYTES_OF(Sizes),
+    {"Words.embedding", offsetof(Words<float>, embedding)}, {"Words.output", offsetof(Words<float>, output.data)},
+    {"Words.output_scale", offsetof(Words<float>, output.scale)}, {"Words.bias", offsetof(Words<float>, bias)},
+    {"Words.count", offsetof(Words<float>, count)}, {"Words.scale", offsetof(Words<float>, scale)}, {"Words", sizeof(Words<float>)},
+    FIELD(Choice, temperature), FIELD(Choice, top_p), FIELD(Choice, min_p), FIELD(Choice, share), FIELD(Choice, top_k), BYTES_OF(Choice),
+    {nullptr, 0}};

@@ -1,0 +1,97 @@
+"""Tokens drawn below Python are those that the slow path draws: same model, same seed, same words."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from small_models import build
+from transformer_xl import native
+from transformer_xl.errors import InputError
+from transformer_xl.generation import Sampling
+from transformer_xl.generation.generate import start_batch
+from transformer_xl.inference import Engine
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 2, 5, 40, 1000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.3, 1e-9]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0]),
+    seed=st.integers(0, 10_000),
+)
+
+
+def texts(model, prompts, chosen, *, fast, steps=30, leave=None, weights="exact"):
+    with pytest.MonkeyPatch.context() as patch:
+        if not fast:
+            patch.setattr(Engine, "writes", False)
+        batch = start_batch(model, prompts, samplings=chosen, weights=weights)
+        found = {lane: [] for lane in batch.lanes}
+        for step in range(steps):
+            for lane, token in batch.step().items():
+                found[lane].append(token)
+            if step == 10 and leave is not None and len(batch.lanes) > 1:
+                batch.leave({leave})
+    return found
+
+
+@given(
+    chosen=st.lists(samplings, min_size=1, max_size=14),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    shape=st.sampled_from(
+        [
+            {"memory": 7},
+            {"memory": 20, "norm": "pre", "final_norm": True},
+            {"memory": 9, "vocabulary": 700, "tie_embeddings": False},
+            {"memory": 5, "encoding": "shaw", "learned_positions": 30, "initial_memory": "zeros"},
+            {"memory": 6, "same_length": True},
+        ]
+    ),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_same_words_as_the_slow_path(chosen, dtype, shape):
+    model = build(**shape).to(dtype)
+    prompts = [[1 + lane % 3] * (1 + lane % 4) for lane in range(len(chosen))]
+    assert texts(model, prompts, chosen, fast=True, leave=0) == texts(model, prompts, chosen, fast=False, leave=0)
+
+
+def test_the_same_words_from_bytes():
+    model = build(memory=12, vocabulary=50).float()
+    chosen = [Sampling(seed=seed, top_k=20, top_p=0.9) for seed in range(5)]
+    options = {"prompts": [[1, 2]] * 5, "chosen": chosen, "weights": "int8"}
+    assert texts(model, fast=True, **options) == texts(model, fast=False, **options)
+
+
+def test_the_kernel_is_really_used(monkeypatch):
+    calls = []
+    write = Engine.write
+    monkeypatch.setattr(Engine, "write", lambda self, *arguments: (calls.append(1), write(self, *arguments))[1])
+    texts(build(memory=7), [[1]], [Sampling()], fast=True, steps=9)
+    assert len(calls) == 8  # the first is drawn from what the prompt left
+    texts(build(memory=7), [[1]], [Sampling(repetition_penalty=1.2)], fast=True, steps=9)
+    assert len(calls) == 8
+
+
+def test_words_that_are_alike_come_in_the_order_of_their_numbers():
+    """Whole rows of equal logits: top-k takes the first of them, in both ways."""
+    model = build(memory=7, vocabulary=60)
+    with torch.no_grad():
+        model.vocabulary.tables[0][5:] = model.vocabulary.tables[0][5]
+        model.vocabulary.bias_V.zero_()
+    chosen = [Sampling(seed=seed, top_k=8) for seed in range(8)]
+    fast = texts(model, [[1]] * 8, chosen, fast=True)
+    assert fast == texts(model, [[1]] * 8, chosen, fast=False)
+    assert {token for text in fast.values() for token in text} <= set(range(13))
+
+
+def test_a_model_that_gives_no_numbers_is_refused():
+    model = build(memory=7)
+    batch = start_batch(model, [[1, 2]], samplings=[Sampling()])
+    batch.step()
+    with torch.no_grad():
+        model.vocabulary.bias_V[3] = float("nan")
+    with pytest.raises(InputError, match="not finite"):
+        batch.step()
