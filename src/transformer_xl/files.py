@@ -165,8 +165,9 @@ def remove_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """What took its name before must be on the disk first. If that fails, it stays until somebody clears it."""
-    with suppress(OSError):
+    """What took its name before must be on the disk first. If that fails, it stays until somebody clears it: by hand, where folders in it are nested
+    deeper than any of ours."""
+    with suppress(OSError, RecursionError):
         if path.is_dir() and not path.is_symlink():
             sync_folder(path.parent)
             shutil.rmtree(path, ignore_errors=True)

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -205,3 +206,19 @@ def test_rights_are_those_of_the_umask_and_nobody_asks_for_it(tmp_path, monkeypa
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o750
     assert stat.S_IMODE((tmp_path / "text.txt").stat().st_mode) == 0o640
+
+
+def test_a_folder_nested_without_end_stops_nobody(tmp_path):
+    """Removing it needs more stack than there is: it stays, and everything else goes on."""
+    deep = tmp_path / f"{files.TEMPORARY}deep"
+    deep.mkdir()
+    descriptor = os.open(deep, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    files.write_text(tmp_path / "file.txt", "written")
+    assert (tmp_path / "file.txt").read_text(encoding="utf-8") == "written"
+    subprocess.run(["rm", "-rf", str(deep)], check=True)

@@ -158,3 +158,23 @@ def test_wrong_use_is_named():
         Engine(build(train=True)).read(torch.tensor([[1]]))
     with pytest.raises(InputError, match="absolute has no memory"):
         Engine(build(encoding="absolute", memory=0))
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.bool, torch.float32, torch.complex64])
+def test_tokens_of_other_types_are_refused_by_name(kind):
+    with pytest.raises(InputError, match=r"expected whole numbers .* found torch\."):
+        Engine(build(memory=3)).read(torch.ones(1, 2).to(kind))
+    with pytest.raises(InputError, match="expected a tensor"):
+        Engine(build(memory=3)).read([[1, 2]])
+
+
+def test_short_whole_numbers_are_scored_as_long_ones():
+    tokens = torch.tensor([[1, 2, 3]])
+    long, short = Engine(build(memory=3)).score(tokens), Engine(build(memory=3)).score(tokens.int())
+    torch.testing.assert_close(long, short, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("wrong", [{"weights": "int4"}, {"sight": "far"}, {"memory": 1.5}, {"lanes": 2.0}])
+def test_choices_that_are_none_are_refused(wrong):
+    with pytest.raises(InputError, match=r"is unknown|must be whole numbers"):
+        Engine(build(memory=3), **wrong)

@@ -255,7 +255,7 @@ def test_wrong_inputs_are_named():
         model(torch.tensor([[13]]))
     with pytest.raises(InputError, match="holds no tokens"):
         model(torch.zeros(1, 0, dtype=torch.int64))
-    with pytest.raises(InputError, match=r"expected whole numbers of shape \[lanes, positions\]"):
+    with pytest.raises(InputError, match=r"expected whole numbers .* of shape \[lanes, positions\]"):
         model(torch.zeros(3, dtype=torch.int64))
     with pytest.raises(InputError, match="does not fit"):
         model(torch.tensor([[1]]), memory=random_memory(model, lanes=2, length=3))

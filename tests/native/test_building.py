@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.native import building
+from transformer_xl.native import building, doors
 
 needs_compiler = pytest.mark.skipif(building.library() is None, reason="no C++ compiler here")
 SMALL = 'extern "C" int answer() { return 42; }\n'
@@ -141,6 +141,29 @@ def test_where_nothing_can_be_kept_they_are_built_for_this_process(fresh, tmp_pa
     (tmp_path / f"transformer_xl-{os.getuid()}").symlink_to(tmp_path / "source")
     assert building.library().answer() == 42
     assert sorted(path.name for path in (tmp_path / "source").iterdir()) == ["small.cpp"]
+
+
+@needs_compiler
+def test_a_library_that_other_words_built_is_another(fresh, monkeypatch):
+    """A flag in CXX changes what is built: it must not be there for who gives none."""
+    assert building.library() is not None
+    building.library.cache_clear()
+    monkeypatch.setenv("CXX", "c++ -fvisibility=hidden")
+    assert building.library() is not None
+    assert len(kept(fresh)) == 2
+
+
+def test_a_library_without_our_kernels_is_not_used(fresh, capsys):
+    assert doors.library.__wrapped__() is None
+    assert "not as expected" in capsys.readouterr().err or building.library() is None
+
+
+def test_a_sanitizer_that_would_end_the_process_is_not_loaded(fresh, monkeypatch, capsys):
+    if "libasan" in Path("/proc/self/maps").read_text(encoding="utf-8"):
+        pytest.skip("it is here")
+    monkeypatch.setenv("TXL_SANITIZE", "address")
+    assert building.library() is None
+    assert "make test-sanitizers" in capsys.readouterr().err
 
 
 @needs_compiler

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -324,3 +325,22 @@ def test_a_missing_run_or_folder_is_one_sentence(trained_run, tmp_path, capsys):
     assert main(["serve", str(tmp_path / "none")]) == 2
     assert main(["serve", str(trained_run), "--sessions", str(tmp_path / "none")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_nothing_is_read_after_a_request_that_ends_in_two_ways(server):
+    """What one server reads as its body, another reads as the next request."""
+    both = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"
+    head = b"Host: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\n"
+        + head
+        + both
+        + b"\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(request)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+    assert found.startswith(b"HTTP/1.1 400")
+    assert found.count(b"HTTP/1.1") == 1

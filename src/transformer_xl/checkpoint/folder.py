@@ -112,7 +112,10 @@ def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, 
 def verify(folder: Path) -> None:
     """Every file is there, none is added, each has its checksum; otherwise a CheckpointError that names the first that is not so."""
     way_out = "use an older checkpoint of the run, or a copy"
-    strange = strange_file(sorted(folder.rglob("*")))
+    try:
+        strange = strange_file(sorted(folder.rglob("*")))
+    except RecursionError:
+        raise CheckpointError(f"{folder} holds folders nested deeper than a checkpoint has; {way_out}") from None
     if strange is not None:
         raise CheckpointError(f"{strange} is a link or a special file, where a checkpoint has plain files; {way_out}")
     try:

@@ -13,14 +13,14 @@ from copy import copy
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from transformer_xl import native
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.errors import CheckpointError, InputError, suggest
 from transformer_xl.inference.panels import Panels
 from transformer_xl.inference.reader import Reader, joined_last_hidden
 from transformer_xl.inference.saved import SAVED, saved_lanes, saved_tensors
@@ -63,6 +63,11 @@ class Engine(Reader):
     ) -> None:
         config = model.config
         self.memory = config.memory if memory is None else memory
+        for name, value, known in (("sight", sight, get_args(Sight)), ("weights", weights, get_args(WeightKind))):
+            if value not in known:
+                raise InputError(f"{name}: {value!r} is unknown{suggest(str(value), known)}")
+        if type(lanes) is not int or type(self.memory) is not int:
+            raise InputError(f"lanes {lanes!r} and memory {self.memory!r} must be whole numbers")
         if lanes < 1 or self.memory < 0:
             raise InputError(
                 f"an engine of {lanes} lanes and memory {self.memory} cannot be; give at least 1 lane and memory 0 or more"

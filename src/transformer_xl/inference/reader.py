@@ -95,7 +95,7 @@ class Reader(ABC):
         if before_BD is None:
             before_BD = torch.zeros_like(hidden_BTD[:, 0])
         before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
-        loss_BT = self.model.vocabulary.loss(before_BTD, tokens_BT, linear=self.linear)
+        loss_BT = self.model.vocabulary.loss(before_BTD, tokens_BT.long(), linear=self.linear)
         if bool(loss_BT.isnan().any()):
             raise InputError(NOT_FINITE)
         loss_BT[unread_B.to(loss_BT.device), 0] = float("nan")

@@ -7,6 +7,7 @@ F inner width, E embedding width, V vocabulary, N layer, 1 broadcast.
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from transformer_xl.errors import InputError
@@ -43,9 +44,12 @@ class LanguageModel(Protocol[State]):
 
 def check_tokens(tokens_BT: Tensor, *, vocabulary: int, name: str = "tokens", lowest: int = 0) -> None:
     """Shapes and ranges are checked at the door, not promised in comments."""
-    if tokens_BT.dim() != 2 or tokens_BT.dtype.is_floating_point:
+    if not isinstance(tokens_BT, Tensor):
+        raise InputError(f"{name}: expected a tensor of shape [lanes, positions], found {type(tokens_BT).__name__}")
+    whole = tokens_BT.dtype in (torch.int64, torch.int32) and tokens_BT.layout == torch.strided
+    if tokens_BT.dim() != 2 or not whole:
         raise InputError(
-            f"{name}: expected whole numbers of shape [lanes, positions], found {tokens_BT.dtype} {list(tokens_BT.shape)}"
+            f"{name}: expected whole numbers (int64 or int32) of shape [lanes, positions], found {tokens_BT.dtype} {list(tokens_BT.shape)}"
         )
     if 0 in tokens_BT.shape:
         raise InputError(

@@ -1,6 +1,5 @@
 """C++ for what is done most, built on this machine, behind one door. Where it cannot be had, callers compute the same with torch's own operations."""
 
-from transformer_xl.native.building import library
 from transformer_xl.native.doors import (
     DTYPES,
     FEW,
@@ -11,6 +10,7 @@ from transformer_xl.native.doors import (
     Layers,
     drop,
     few_backward,
+    library,
     linear,
     panel_width,
     relu_drop_backward,

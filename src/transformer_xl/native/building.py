@@ -24,7 +24,7 @@ from transformer_xl.progress import say
 FOLDER = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 SANITIZER = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
-BUILD_SECONDS = 600
+BUILD_SECONDS, VERSION_SECONDS = 600, 10
 COST = "everything is computed by torch instead: the same numbers, generation about three times slower"
 
 
@@ -48,7 +48,7 @@ def _library() -> ctypes.CDLL:
     compiler = _compiler()
     sources = sorted(FOLDER.glob("*.cpp"))
     texts = (path.read_text(encoding="utf-8") for path in (*sources, *sorted(FOLDER.glob("*.h"))))
-    recipe = "\n".join((*texts, *_flags(), _version(compiler), _processor()))
+    recipe = "\n".join((*texts, *compiler, *_flags(), _version(compiler), _processor()))
     name = f"kernels-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
     failure: OSError | None = None
     for folder in _private_folders():
@@ -73,12 +73,19 @@ def _compiler() -> list[str]:
 def _flags() -> tuple[str, ...]:
     """TXL_SANITIZE=address,undefined watches every access: for `make test-sanitizers`."""
     wanted = os.environ.get("TXL_SANITIZE")
-    return FLAGS if not wanted else (*FLAGS, *SANITIZER, f"-fsanitize={wanted}")
+    if not wanted:
+        return FLAGS
+    if "libasan" not in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"):
+        # Loaded later than everything else, the sanitizer would end the process.
+        raise NoKernels("TXL_SANITIZE is set and the sanitizer was not loaded first; use make test-sanitizers")
+    return (*FLAGS, *SANITIZER, f"-fsanitize={wanted}")
 
 
 def _version(compiler: list[str]) -> str:
     asked = [*compiler, "--version"]
-    return subprocess.run(asked, capture_output=True, text=True, errors="replace", check=True, timeout=60).stdout
+    return subprocess.run(
+        asked, capture_output=True, text=True, errors="replace", check=True, timeout=VERSION_SECONDS
+    ).stdout
 
 
 # --- a place of our own

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import InputError
-from transformer_xl.native.building import library
+from transformer_xl.native import building
+from transformer_xl.progress import say
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 UNLIMITED = 1 << 40
@@ -120,19 +121,29 @@ def usable(like: Tensor) -> bool:
 
 
 @cache
-def _checked_library() -> ctypes.CDLL:
-    found = library()
-    assert found is not None, "ask usable() first"
-    for table, structures in STRUCTURES.items():
-        theirs = {}
-        for field in (_Field * 256).in_dll(found, table):
-            if field.name is None:
-                break
-            theirs[field.name.decode()] = field.offset
-        if theirs != _layout(structures):
-            raise AssertionError(f"{table}: C++ has {theirs}, Python has {_layout(structures)}")
-    found.panel_width.argtypes, found.panel_width.restype = [c_int], c_int
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, once their structures are known to be ours; None where they cannot be had, which is said."""
+    found = building.library()
+    if found is None:
+        return None
+    try:
+        for table, structures in STRUCTURES.items():
+            if (theirs := _layout_there(found, table)) != _layout(structures):
+                raise ValueError(f"{table}: C++ has {theirs}, Python has {_layout(structures)}")
+        found.panel_width.argtypes, found.panel_width.restype = [c_int], c_int
+    except (ValueError, AttributeError) as error:  # the second for a symbol that is not there
+        say(f"the fast kernels cannot be used (they are not as expected: {error}); {building.COST}")
+        return None
     return found
+
+
+def _layout_there(found: ctypes.CDLL, table: str) -> dict[str, int]:
+    fields = {}
+    for field in (_Field * 256).in_dll(found, table):
+        if field.name is None:
+            break
+        fields[field.name.decode()] = field.offset
+    return fields
 
 
 def _layout(structures: Sequence[type[ctypes.Structure]]) -> dict[str, int]:
@@ -142,11 +153,17 @@ def _layout(structures: Sequence[type[ctypes.Structure]]) -> dict[str, int]:
     return found
 
 
+def _there() -> ctypes.CDLL:
+    found = library()
+    assert found is not None, "ask usable() first"
+    return found
+
+
 @cache
 def _kernel(name: str, dtype: torch.dtype) -> Any:
     if dtype not in DTYPES:
         raise InputError(f"the kernel {name} computes in {' or '.join(DTYPES.values())}, and was given {dtype}")
-    kernel = getattr(_checked_library(), f"{name}_{DTYPES[dtype]}")
+    kernel = getattr(_there(), f"{name}_{DTYPES[dtype]}")
     kernel.argtypes, kernel.restype = [*SIGNATURES[name], c_int], c_int
     return kernel
 
@@ -191,7 +208,7 @@ def _optional(name: str, tensor: Tensor | None, dtype: torch.dtype, shape: tuple
 
 def panel_width(dtype: torch.dtype) -> int:
     """How many distances stand in one panel of relative keys."""
-    return int(_checked_library().panel_width(dtype.itemsize))
+    return int(_there().panel_width(dtype.itemsize))
 
 
 class Layers:

@@ -59,7 +59,10 @@ class Gate:
 
         try:
             if refused := self._refused(scope):
-                await error_answer(refused)(scope, receive, told)
+                answer = error_answer(refused)
+                if refused == 400:  # nobody knows where this request ends, so nothing after it is read
+                    answer.headers["Connection"] = "close"
+                await answer(scope, receive, told)
             else:
                 await self.app(scope, receive, told)
         finally:
