@@ -9,8 +9,10 @@ READY = $(VENV)/.installed
 demo: $(READY)
 	$(BIN)/txl demo
 
+# Two at a time; those of the server after them, because some compare times.
 test: $(READY) chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serving
+	$(BIN)/python -m pytest tests/serving
 
 # Kills, damaged and hostile files, in full; prints what each met.
 FAULTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" -s

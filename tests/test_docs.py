@@ -24,6 +24,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("txl ")]
 
 
+@pytest.mark.timeout(900)  # what a reader does in minutes, on a machine that may be busy
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run_as_a_reader_would_run_them(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

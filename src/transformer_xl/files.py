@@ -46,10 +46,10 @@ def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
     if not path.parent.is_dir():  # said here, for the temporary file's own error would name a file nobody asked for
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     clear_leftovers(path.parent)
-    # The same bytes on every system: a vocabulary's lines end in \n.
-    as_text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    text = "b" not in mode  # the same bytes on every system: a vocabulary's lines end in \n
     with _naming(path), _hidden_file(path.parent, suffix=path.suffix) as (temporary, descriptor):
-        with os.fdopen(descriptor, mode, **as_text, closefd=False) as file:
+        encoding, newline = ("utf-8", "\n") if text else (None, None)
+        with os.fdopen(descriptor, mode, encoding=encoding, newline=newline, closefd=False) as file:
             yield file
             file.flush()
             os.fsync(descriptor)

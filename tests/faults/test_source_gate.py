@@ -59,7 +59,16 @@ def is_text_mode(place: list[ast.expr], given: dict[str | None, str], *, default
 
 
 BINARY = {"gzip", "bz2", "lzma"}
-NOT_PATHS = {"self", "source", "archive", "tarfile", "webbrowser", "_sessions(request)", "lanes[lane]"}
+NOT_PATHS = {
+    "self",
+    "source",
+    "Source(path=path)",
+    "archive",
+    "tarfile",
+    "webbrowser",
+    "_sessions(request)",
+    "lanes[lane]",
+}
 """What else has a method of this name here."""
 
 

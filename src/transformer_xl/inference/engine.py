@@ -260,7 +260,7 @@ class Engine(Reader):
                 )
         try:
             engine = cls(model, lanes=lanes, memory=memory, sight=sight, weights=weights)
-        except RuntimeError:  # torch's way to say that there is no room
+        except (InputError, RuntimeError):  # the second is torch's way to say that there is no room
             raise CheckpointError(f"{path} has {lanes:,} lanes, for which there is no memory here") from None
         for number in range(config.n_layer):
             engine._keys[number][:, :, :memory] = tensors[f"keys.{number}"]

@@ -84,7 +84,7 @@ def _flags() -> tuple[str, ...]:
 def _version(compiler: list[str]) -> str:
     asked = [*compiler, "--version"]
     return subprocess.run(
-        asked, capture_output=True, text=True, errors="replace", check=True, timeout=VERSION_SECONDS
+        asked, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=VERSION_SECONDS
     ).stdout
 
 
@@ -144,7 +144,9 @@ def _build(compiler: list[str], sources: list[Path], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "kernels.so"
         command = [*compiler, *_flags(), *map(str, sources), "-o", str(made)]
-        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=BUILD_SECONDS)
+        subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=BUILD_SECONDS
+        )
         data = made.read_bytes()
         made.write_bytes(
             data + hashlib.sha256(data).digest()

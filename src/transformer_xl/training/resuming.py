@@ -118,7 +118,8 @@ def check_same_data(state: TrainingState, store: Store, checkpoint: Path) -> Non
         say(f"{checkpoint} does not say which text it was trained on; going on with {store.folder}, unchecked")
     elif state.values["data"] != store.fingerprint():
         raise CheckpointError(
-            f"{store.folder} holds other text than {checkpoint} was trained on; give the --data it began with, or train on this text in another --run"
+            f"{store.folder} holds other text than {checkpoint / 'training.json'} says it was trained on; give the --data it began with, or train on this"
+            " text in another --run"
         )
 
 
