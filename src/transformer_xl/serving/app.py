@@ -45,6 +45,7 @@ def statuses(model: type | None, *more: int, kind: str = "application/json") -> 
 
 
 BODY = (400, 422)
+DISK = (409, 429, 504)
 WORK = (400, 409, 422, 429, 503, 504)
 
 
@@ -229,20 +230,20 @@ def _add_sessions(app: FastAPI) -> None:
     async def list_sessions(request: Request) -> Response:
         return JSONResponse({"data": [session.as_json() for session in _sessions(request).all()]})
 
-    @app.get("/v1/sessions/saved", responses=statuses(answers.SavedNames, 409))
-    async def list_saved(request: Request) -> Response:
-        return JSONResponse({"data": await _saved(request).names()})
+    @app.get("/v1/sessions/saved", responses=statuses(answers.SavedNames, *DISK))
+    async def list_saved(request: Request, slot: TAKEN) -> Response:
+        return JSONResponse({"data": await slot.unless_gone(_saved(request).names())})
 
-    @app.delete("/v1/sessions/saved/{name}", responses=statuses(answers.DeletedName, 409, 422))
-    async def delete_saved(request: Request, name: SavedName) -> Response:
-        await _saved(request).delete(name)
+    @app.delete("/v1/sessions/saved/{name}", responses=statuses(answers.DeletedName, *DISK, 422))
+    async def delete_saved(request: Request, name: SavedName, slot: TAKEN) -> Response:
+        await slot.unless_gone(_saved(request).delete(name))
         return JSONResponse({"name": name, "deleted": True})
 
-    @app.post("/v1/sessions/restore", responses=statuses(answers.Session, *BODY, 409))
-    async def restore(request: Request, body: bodies.SavedName) -> Response:
+    @app.post("/v1/sessions/restore", responses=statuses(answers.Session, *BODY, *DISK))
+    async def restore(request: Request, body: bodies.SavedName, slot: TAKEN) -> Response:
         saved, sessions = _saved(request), _sessions(request)
         sessions.check_room()
-        session = await saved.read(body.name, list(request.app.state.models.values()))
+        session = await slot.unless_gone(saved.read(body.name, list(request.app.state.models.values())))
         return JSONResponse(sessions.add(session).as_json())
 
     @app.get("/v1/sessions/{session}", responses=statuses(answers.Session, 422))
@@ -258,9 +259,9 @@ def _add_sessions(app: FastAPI) -> None:
     async def fork(request: Request, id: SessionId) -> Response:
         return JSONResponse(_sessions(request).fork(id).as_json())
 
-    @app.post("/v1/sessions/{session}/save", responses=statuses(answers.Saved, *BODY, 409))
-    async def save(request: Request, session: USED, body: bodies.SavedName) -> Response:
-        size = await _saved(request).save(session, body.name)
+    @app.post("/v1/sessions/{session}/save", responses=statuses(answers.Saved, *BODY, *DISK))
+    async def save(request: Request, session: USED, body: bodies.SavedName, slot: TAKEN) -> Response:
+        size = await slot.unless_gone(_saved(request).save(session, body.name))
         return JSONResponse({"name": body.name, "bytes": size})
 
     @app.post("/v1/sessions/{session}/feed", responses=statuses(answers.Fed, *WORK))

@@ -9,17 +9,20 @@ Plain uvicorn lets a client that sends or reads a byte now and then hold a conne
 import asyncio
 import socket
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from transformer_xl.serving.admission import ADMITTED
 from transformer_xl.serving.limits import BODY_CHUNKS, HEADER_BYTES, RECEIVED_BYTES, UNSENT_BYTES, Limits
 
 LATE_SECONDS = 2.0
 """After its deadline, a request's answer (which then says so) may take so long."""
 DROPPED_FIRST = ("headers", "idle", "body", "unread")
-"""Who makes room for a new connection: of the first kind that there is, the one that has been waiting longest."""
+"""Who makes room for a new connection: of the first kind that there is, the one that has been waiting longest; if there is none, of those who wait for
+an answer, the longest that was not admitted to a model."""
 
 
 class WithoutCrumbs(h11.Connection):
@@ -151,14 +154,16 @@ class Impatient(H11Protocol):
             self._unread_timer = self.loop.call_later(self._patience(), self._still_unread)
 
     def _make_room(self) -> bool:
-        for what in DROPPED_FIRST:
-            if (longest := next(iter(self.waiting[what]), None)) is not None:
-                self.connections.discard(longest)
-                longest._wait_for(None)
-                longest._read()
-                longest.transport.abort()
-                return True
-        return False
+        waiting = (one for what in DROPPED_FIRST for one in self.waiting[what])
+        not_admitted = (one for one in self.waiting["answer"] if ADMITTED not in one.scope["state"])
+        longest = next(chain(waiting, not_admitted), None)
+        if longest is None:
+            return False
+        self.connections.discard(longest)
+        longest._wait_for(None)
+        longest._read()
+        longest.transport.abort()
+        return True
 
 
 def protocol(limits: Limits, *, crowded: Callable[[], bool], most: int) -> type[H11Protocol]:
