@@ -24,6 +24,7 @@ from transformer_xl.serving.page_files import PAGE, page_file
 from transformer_xl.serving.refusals import SAYINGS, Refusal, StrictRoute, install
 from transformer_xl.serving.saved import NO_FOLDER, Saved
 from transformer_xl.serving.scoring import attention, feed, score
+from transformer_xl.serving.sending import longest_name
 from transformer_xl.serving.sessions import Session, Sessions
 
 log = logging.getLogger("transformer_xl.serving")
@@ -58,6 +59,10 @@ def make_app(
     allowed: list[str] | None = None,
     key: str | None = None,
 ) -> FastAPI:
+    for served in (
+        models
+    ):  # looked up for every request, and made from the whole vocabulary: nobody's request should wait for that
+        longest_name(served.tokenizer)
     requests = Requests()
     saved = None if sessions is None else Saved(sessions, limits=limits)
 
@@ -79,6 +84,7 @@ def make_app(
         title="Transformer-XL",
         description="Language models with memory. `/v1/completions` and `/v1/models` are OpenAI's; sessions, scores and attention are ours.",
         version="1",
+        openapi_url=None,  # its own answer is made anew each time
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -107,6 +113,11 @@ def _describe_models(app: FastAPI) -> None:
     for schema in app.openapi()["components"]["schemas"].values():
         if "model" in schema.get("required", ()) and schema.get("additionalProperties") is False:
             schema["properties"]["model"]["enum"] = list(app.state.models)
+    description = JSONResponse(app.openapi()).body
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def described() -> Response:
+        return Response(description, media_type="application/json")
 
 
 async def _watch(models: list[Served]) -> None:

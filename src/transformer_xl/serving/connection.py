@@ -20,6 +20,8 @@ from transformer_xl.serving.limits import BODY_CHUNKS, HEADER_BYTES, RECEIVED_BY
 
 LATE_SECONDS = 2.0
 """After its deadline, a request's answer (which then says so) may take so long."""
+FOLLOWING = 16
+"""Requests that were sent ahead, taken up at a turn of the event loop."""
 DROPPED_FIRST = ("headers", "idle", "body", "unread")
 """Who makes room for a new connection: of the first kind that there is, the one that has been waiting longest; if there is none, of those who wait for
 an answer, the longest that was not admitted to a model."""
@@ -46,6 +48,8 @@ class Impatient(H11Protocol):
     """Whether somebody else waits for the place that an unread answer takes."""
     waiting: dict[str, dict["Impatient", None]]
     """All connections, by what each waits for, longest first."""
+    following: dict["Impatient", None]
+    """Connections whose next request is here already, in the order in which they take it up: so many at a turn of the event loop."""
     most: int
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -79,8 +83,27 @@ class Impatient(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._wait_for(None)  # the next answer has its own time, though its request may be here already
+        if self.conn.trailing_data[0]:
+            if not self.following:
+                self.loop.call_soon(self._follow)
+            self.following[self] = None
         super().on_response_complete()
         self._look()
+
+    def handle_events(self) -> None:
+        """Whose next request waits for its turn waits with everything else it sent."""
+        if self not in self.following:
+            super().handle_events()
+
+    def _follow(self) -> None:
+        """Requests sent ahead are not taken up all at once: whoever sends one at a time would wait for them all."""
+        for connection in list(self.following)[:FOLLOWING]:
+            del self.following[connection]
+            if not connection.transport.is_closing():
+                connection.handle_events()
+                connection._look()
+        if self.following:
+            self.loop.call_soon(self._follow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_for(None)
@@ -169,5 +192,5 @@ class Impatient(H11Protocol):
 def protocol(limits: Limits, *, crowded: Callable[[], bool], most: int) -> type[H11Protocol]:
     """The protocol class that uvicorn makes a connection of; `most` at a time."""
     waiting: dict[str, dict[Impatient, None]] = {what: {} for what in (*DROPPED_FIRST, "answer")}
-    shared = {"limits": limits, "crowded": staticmethod(crowded), "waiting": waiting, "most": most}
+    shared = {"limits": limits, "crowded": staticmethod(crowded), "waiting": waiting, "following": {}, "most": most}
     return type("Connection", (Impatient,), shared)
