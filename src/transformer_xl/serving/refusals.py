@@ -28,7 +28,7 @@ SAYINGS = {
     413: "the request's body is too large; send at most 512 KiB, a longer text in pieces to a session",
     422: "the request's body does not fit; GET /openapi.json describes it",
     429: "the server is full; try again after the seconds that Retry-After says",
-    431: "the request has too many headers; send at most 100, of 16 KiB together",
+    431: "the request has too many headers; or too long an address; send at most 100, of 16 KiB together with the address, which has at most 8 KiB",
     500: "the server failed on this request",
     503: "the server is stopping; try again at another one",
     504: "the request took too long; ask for less, or try again",
