@@ -24,6 +24,7 @@ import secrets
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -35,6 +36,9 @@ ASIDE = ".txl-aside-"
 AT_FDCWD = -100
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Neither to where a link leads nor waiting at a pipe, where a system has such things."""
+PUT_BACK_SECONDS = 2.0
+"""So long who only looks waits for somebody who holds what was moved aside: a rename takes no longer, and nobody may stop all others."""
+POLL_SECONDS = 0.005
 EXCHANGE = 2
 """RENAME_EXCHANGE of Linux' renameat2, and RENAME_SWAP of renamex_np on macOS."""
 
@@ -134,20 +138,22 @@ def clear_leftovers(folder: Path) -> None:
 
 def put_back_all(folder: Path) -> None:
     """For whoever looks which folders there are."""
+    until = time.monotonic() + PUT_BACK_SECONDS
     for path in folder.glob(f"{ASIDE}*"):
-        put_back(folder / path.name.removeprefix(ASIDE))
+        put_back(folder / path.name.removeprefix(ASIDE), until=until)
 
 
-def put_back(path: Path) -> None:
+def put_back(path: Path, *, until: float | None = None) -> None:
     """For whoever reads or writes a folder that may be replaced: where a killed process had moved it aside, it has its name again.
 
     Only who holds the lock of a folder moves it aside or away from there. So who waits for that lock sees the work of the living finished, and what
-    stands there still was left by the dead.
+    stands there still was left by the dead. Who holds it longer than a rename takes is not waited for: `until` when, on the monotonic clock.
     """
     aside = _aside(path)
     if not os.path.lexists(aside):
         return
-    with suppress(OSError), _held(aside, wait=True) as ours:
+    until = time.monotonic() + PUT_BACK_SECONDS if until is None else until
+    with suppress(OSError), _held(aside, wait=True, until=until) as ours:
         if not ours:
             return
         if os.path.lexists(path):
@@ -239,7 +245,7 @@ def _aside(path: Path) -> Path:
 
 
 @contextmanager
-def _held(path: Path, *, wait: bool) -> Iterator[bool]:
+def _held(path: Path, *, wait: bool, until: float | None = None) -> Iterator[bool]:
     """Whether `path` is still there and is ours while the block lasts. The lock is on the thing, not on its name: it goes with it when it is renamed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | NO_LINK)
@@ -255,23 +261,27 @@ def _held(path: Path, *, wait: bool) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _lock(descriptor, wait=wait) and _stands(path, descriptor)
+        yield _lock(descriptor, wait=wait, until=until) and _stands(path, descriptor)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, *, wait: bool) -> bool:
+def _lock(descriptor: int, *, wait: bool, until: float | None = None) -> bool:
+    """`until` when it is waited for, if not for ever."""
     try:
         import fcntl
     except ModuleNotFoundError:  # Windows
         return wait
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # no locks here: a writer goes on without, and who only clears does not dare
-        return wait
-    return True
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait and until is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not wait or until is None or time.monotonic() > until:
+                return False
+            time.sleep(POLL_SECONDS)
+        except OSError:  # no locks here: a writer goes on without, and who only clears does not dare
+            return wait
 
 
 def _stands(path: Path, descriptor: int) -> bool:

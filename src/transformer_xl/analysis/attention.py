@@ -4,7 +4,7 @@ The text is read once, in segments with memory, every token seeing as many keys 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,25 +186,47 @@ def attention_maps(
 
     Reads only as far back as anything in the rows can reach, and keeps nothing but them.
     """
+    pieces = attention_pieces(model, tokens, lengths=lengths, heads=heads, positions=positions, rows=rows)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as finished:
+            maps: list[Map] = finished.value
+            return maps
+
+
+def attention_pieces(
+    model: TransformerXL,
+    tokens: Tokens,
+    *,
+    lengths: EvaluationConfig,
+    heads: Sequence[Head],
+    positions: Sequence[int],
+    rows: int = 1,
+) -> Generator[int, None, list[Map]]:
+    """The same in pieces, for whoever has other things to do: yields how many tokens it has just read. In between, the model is as it was."""
     for head in heads:
         check_head(model, head)
     for position in positions:
         check_position(position, tokens=len(tokens))
     rule = sight(model, lengths, tokens=len(tokens))
     maps = []
-    with using_lengths(model, rule):
-        for position in positions:
-            wanted = range(max(0, position - rows + 1), position + 1)
-            found = _rows(model, tokens, rule=rule, heads=heads, wanted=wanted)
-            maps += [Map(head=head, position=position, rows=tuple(found[head])) for head in heads]
+    for position in positions:
+        wanted = range(max(0, position - rows + 1), position + 1)
+        found = yield from _rows(model, tokens, rule=rule, heads=heads, wanted=wanted)
+        maps += [Map(head=head, position=position, rows=tuple(found[head])) for head in heads]
     return maps
 
 
 def _rows(
     model: TransformerXL, tokens: Tokens, *, rule: Rule, heads: Sequence[Head], wanted: range
-) -> dict[Head, list[Row]]:
+) -> Generator[int, None, dict[Head, list[Row]]]:
     found: dict[Head, list[Row]] = {head: [] for head in heads}
-    span, here = span_of(model, rule), 0
+    # Whole segments, cut where a reading of all would cut them: absolute positions count from a segment's end.
+    with using_lengths(model, rule):
+        span, here, memory = span_of(model, rule), 0, model.start_memory(1)
+        begin = max(0, wanted[0] // rule.segment * rule.segment - warm_up_tokens(model.config, segment=rule.segment))
+    end = (wanted[-1] // rule.segment + 1) * rule.segment
 
     def record(layer: int, scores: Scores, probability_BHTR: Tensor) -> None:
         chosen = [head for head in found if head[0] == layer]
@@ -230,14 +252,11 @@ def _rows(
                 row = Row(position=here + t, first_key=first_key, probability=probability, score=score)
                 found[head].append(row)
 
-    # Whole segments, cut where a reading of all would cut them: absolute positions count from a segment's end.
-    begin = max(0, wanted[0] // rule.segment * rule.segment - warm_up_tokens(model.config, segment=rule.segment))
-    end = (wanted[-1] // rule.segment + 1) * rule.segment
-    memory = model.start_memory(1)
-    with recording(model, span=span, record=record), torch.inference_mode():
-        for start, segment_BT in _segments(model, tokens[:end], rule=rule, begin=begin):
-            here = start
+    for start, segment_BT in _segments(model, tokens[:end], rule=rule, begin=begin):
+        here = start
+        with using_lengths(model, rule), recording(model, span=span, record=record), torch.inference_mode():
             memory = model(segment_BT, memory=memory).memory
+        yield segment_BT.shape[1]
     return found
 
 

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
-from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer
+from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, encode_utf8
 from transformer_xl.errors import DataError, InputError
 
 
@@ -37,6 +37,14 @@ class TextStream:
         text = self._decoder.decode(self.bytes_of(token))
         self.characters += len(text)
         return self._released(text)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Stands where pushing each of them would lead to, in one go; nothing is told, and no stop string looked for."""
+        if isinstance(self._tokenizer, WordTokenizer):
+            data = b"".join(map(self.bytes_of, tokens))
+        else:
+            data = self._tokenizer.decode_bytes(tokens)
+        self.characters += len(self._decoder.decode(data))
 
     def finish(self) -> str:
         """What was held back, when no more tokens come; a character that was never completed is shown as U+FFFD."""
@@ -89,7 +97,8 @@ class TextStream:
             return b"\n"
         space = b"" if self._line_begins else b" "
         self._line_begins = False
-        return space + self._tokenizer.decode_bytes([token])
+        known = 0 <= token < self._tokenizer.size
+        return space + (encode_utf8(self._tokenizer.words[token]) if known else self._tokenizer.decode_bytes([token]))
 
     def _released(self, text: str) -> str:
         if not self._stop:

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fastapi import Request
 
+from transformer_xl.serving import aside
 from transformer_xl.serving.events import Done, Event, Failed, Mailbox
 from transformer_xl.serving.limits import ANSWER_BYTES, FIGURES, Limits
 from transformer_xl.serving.models import Served
@@ -15,8 +16,9 @@ from transformer_xl.serving.refusals import SAYINGS, Refusal
 
 GRACE_SECONDS = 0.5
 """After its deadline a request waits so long for its model's thread to say so itself."""
-GONE = 499
-"""What a client that left is counted as; nobody reads it."""
+
+ADMITTED = "admitted"
+"""In the state of a request that has a place: its connection is not ended to make room."""
 
 TOO_MANY = (
     "max_tokens, logprobs, n: the answer would hold {:,} figures: new tokens, and the prompt's with echo, times 1 + logprobs, times n;"
@@ -82,6 +84,7 @@ class Slot:
         self.admission.check(count)
         self.admission.in_flight += count
         self.taken += count
+        self.request.scope["state"][ADMITTED] = True
         mailbox = Mailbox(deadline=time.monotonic() + limits.deadline_seconds)
         too_late = Failed(status=504, message=SAYINGS[504])
         timer = mailbox.loop.call_later(limits.deadline_seconds + GRACE_SECONDS, mailbox.put, 0, too_late)
@@ -124,19 +127,11 @@ class Slot:
         return event.result
 
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
-        working, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone())
-        try:
-            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise Refusal(GONE)
-            return await working
-        finally:
-            for task in (working, gone):
-                task.cancel()
+        return await aside.unless_gone(self.request.receive, work)
 
-    async def _gone(self) -> None:
-        while (await self.request.receive())["type"] != "http.disconnect":
-            pass
+    async def aside(self, work: Callable[[], Result], *, small: bool) -> Result:
+        """Its result, made beside the event loop where it is not small. A client that leaves before it is begun cancels it."""
+        return work() if small else await self.unless_gone(aside.aside(work))
 
 
 async def slot(request: Request) -> AsyncIterator[Slot]:

@@ -24,6 +24,7 @@ from transformer_xl.serving.page_files import PAGE, page_file
 from transformer_xl.serving.refusals import SAYINGS, Refusal, StrictRoute, install
 from transformer_xl.serving.saved import NO_FOLDER, Saved
 from transformer_xl.serving.scoring import attention, feed, score
+from transformer_xl.serving.sending import longest_name
 from transformer_xl.serving.sessions import Session, Sessions
 
 log = logging.getLogger("transformer_xl.serving")
@@ -45,6 +46,7 @@ def statuses(model: type | None, *more: int, kind: str = "application/json") -> 
 
 
 BODY = (400, 422)
+DISK = (409, 429, 504)
 WORK = (400, 409, 422, 429, 503, 504)
 
 
@@ -57,6 +59,10 @@ def make_app(
     allowed: list[str] | None = None,
     key: str | None = None,
 ) -> FastAPI:
+    for served in (
+        models
+    ):  # looked up for every request, and made from the whole vocabulary: nobody's request should wait for that
+        longest_name(served.tokenizer)
     requests = Requests()
     saved = None if sessions is None else Saved(sessions, limits=limits)
 
@@ -78,6 +84,7 @@ def make_app(
         title="Transformer-XL",
         description="Language models with memory. `/v1/completions` and `/v1/models` are OpenAI's; sessions, scores and attention are ours.",
         version="1",
+        openapi_url=None,  # its own answer is made anew each time
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -106,6 +113,11 @@ def _describe_models(app: FastAPI) -> None:
     for schema in app.openapi()["components"]["schemas"].values():
         if "model" in schema.get("required", ()) and schema.get("additionalProperties") is False:
             schema["properties"]["model"]["enum"] = list(app.state.models)
+    description = JSONResponse(app.openapi()).body
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def described() -> Response:
+        return Response(description, media_type="application/json")
 
 
 async def _watch(models: list[Served]) -> None:
@@ -229,20 +241,20 @@ def _add_sessions(app: FastAPI) -> None:
     async def list_sessions(request: Request) -> Response:
         return JSONResponse({"data": [session.as_json() for session in _sessions(request).all()]})
 
-    @app.get("/v1/sessions/saved", responses=statuses(answers.SavedNames, 409))
-    async def list_saved(request: Request) -> Response:
-        return JSONResponse({"data": await _saved(request).names()})
+    @app.get("/v1/sessions/saved", responses=statuses(answers.SavedNames, *DISK))
+    async def list_saved(request: Request, slot: TAKEN) -> Response:
+        return JSONResponse({"data": await slot.unless_gone(_saved(request).names())})
 
-    @app.delete("/v1/sessions/saved/{name}", responses=statuses(answers.DeletedName, 409, 422))
-    async def delete_saved(request: Request, name: SavedName) -> Response:
-        await _saved(request).delete(name)
+    @app.delete("/v1/sessions/saved/{name}", responses=statuses(answers.DeletedName, *DISK, 422))
+    async def delete_saved(request: Request, name: SavedName, slot: TAKEN) -> Response:
+        await slot.unless_gone(_saved(request).delete(name))
         return JSONResponse({"name": name, "deleted": True})
 
-    @app.post("/v1/sessions/restore", responses=statuses(answers.Session, *BODY, 409))
-    async def restore(request: Request, body: bodies.SavedName) -> Response:
+    @app.post("/v1/sessions/restore", responses=statuses(answers.Session, *BODY, *DISK))
+    async def restore(request: Request, body: bodies.SavedName, slot: TAKEN) -> Response:
         saved, sessions = _saved(request), _sessions(request)
         sessions.check_room()
-        session = await saved.read(body.name, list(request.app.state.models.values()))
+        session = await slot.unless_gone(saved.read(body.name, list(request.app.state.models.values())))
         return JSONResponse(sessions.add(session).as_json())
 
     @app.get("/v1/sessions/{session}", responses=statuses(answers.Session, 422))
@@ -258,9 +270,9 @@ def _add_sessions(app: FastAPI) -> None:
     async def fork(request: Request, id: SessionId) -> Response:
         return JSONResponse(_sessions(request).fork(id).as_json())
 
-    @app.post("/v1/sessions/{session}/save", responses=statuses(answers.Saved, *BODY, 409))
-    async def save(request: Request, session: USED, body: bodies.SavedName) -> Response:
-        size = await _saved(request).save(session, body.name)
+    @app.post("/v1/sessions/{session}/save", responses=statuses(answers.Saved, *BODY, *DISK))
+    async def save(request: Request, session: USED, body: bodies.SavedName, slot: TAKEN) -> Response:
+        size = await slot.unless_gone(_saved(request).save(session, body.name))
         return JSONResponse({"name": body.name, "bytes": size})
 
     @app.post("/v1/sessions/{session}/feed", responses=statuses(answers.Fed, *WORK))

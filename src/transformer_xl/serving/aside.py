@@ -5,15 +5,21 @@ wait for each of them in turn. Whatever comes here is cut into short pieces: a s
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from starlette.types import Receive
 
 Result = TypeVar("Result")
 
 MOST_WAITING = 64
 _waiting = 0
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="txl-aside")
+
+
+class Gone(Exception):
+    """The client left."""
 
 
 def busy() -> bool:
@@ -31,3 +37,21 @@ async def aside(work: Callable[[], Result], *, small: bool = False) -> Result:
         return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
     finally:
         _waiting -= 1
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Its result. If the client leaves before, it is cancelled: what has not begun on another thread then never does."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()

@@ -9,7 +9,6 @@ from fastapi.responses import Response, StreamingResponse
 from transformer_xl.errors import InputError
 from transformer_xl.generation import Sampling, start_tokens
 from transformer_xl.serving.admission import Extent, Slot
-from transformer_xl.serving.aside import aside
 from transformer_xl.serving.bodies import Completion, Generation
 from transformer_xl.serving.events import Ended, Event
 from transformer_xl.serving.lanes import Wish, Writing
@@ -93,7 +92,7 @@ async def complete(served: Served, body: Completion, slot: Slot) -> Response:
         orders = orders_of(served, body)
         return orders, extent(served, body, orders, n=n)
 
-    orders, size = await aside(prepared, small=small)
+    orders, size = await slot.aside(prepared, small=small)
     slot.reserve(size)
     seed = secrets.randbits(48) if body.seed is None else body.seed
     # A model without memory has a window instead.
@@ -122,7 +121,7 @@ async def go_on(session: Session, body: Generation, slot: Slot) -> Response:
     seed = secrets.randbits(48) if body.seed is None else body.seed
     text = session.text if source is not None else served.text_stream(prompt)
     order = Order(model=served.model, tokenizer=served.tokenizer, prompt=prompt, text=text, source=source)
-    slot.reserve(await aside(lambda: extent(served, body, [order], n=1)))
+    slot.reserve(extent(served, body, [order], n=1))
     writing = Writing(wish(body, seed=seed, segment=None, keep=True), served.tokenizer, mailbox=mailbox, index=0)
     served.write(order, [writing])
     answer = Answer(served, mailbox, prompt_tokens=len(prompt), prompts=1, n=1, likeliest=body.logprobs)
@@ -137,7 +136,7 @@ async def _answer(answer: Answer, body: Generation, slot: Slot, session: Session
         events = _events(answer, slot, first, usage=usage, session=session)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     await slot.unless_gone(_whole(answer, slot, session))
-    return await json_answer(answer.whole(), figures=answer.figures)
+    return await json_answer(answer.whole(), slot, figures=answer.figures)
 
 
 async def _events(

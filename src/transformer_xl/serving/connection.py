@@ -9,17 +9,22 @@ Plain uvicorn lets a client that sends or reads a byte now and then hold a conne
 import asyncio
 import socket
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from transformer_xl.serving.admission import ADMITTED
 from transformer_xl.serving.limits import BODY_CHUNKS, HEADER_BYTES, RECEIVED_BYTES, UNSENT_BYTES, Limits
 
 LATE_SECONDS = 2.0
 """After its deadline, a request's answer (which then says so) may take so long."""
+FOLLOWING = 16
+"""Requests that were sent ahead, taken up at a turn of the event loop."""
 DROPPED_FIRST = ("headers", "idle", "body", "unread")
-"""Who makes room for a new connection: of the first kind that there is, the one that has been waiting longest."""
+"""Who makes room for a new connection: of the first kind that there is, the one that has been waiting longest; if there is none, of those who wait for
+an answer, the longest that was not admitted to a model."""
 
 
 class WithoutCrumbs(h11.Connection):
@@ -43,6 +48,8 @@ class Impatient(H11Protocol):
     """Whether somebody else waits for the place that an unread answer takes."""
     waiting: dict[str, dict["Impatient", None]]
     """All connections, by what each waits for, longest first."""
+    following: dict["Impatient", None]
+    """Connections whose next request is here already, in the order in which they take it up: so many at a turn of the event loop."""
     most: int
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -76,8 +83,27 @@ class Impatient(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._wait_for(None)  # the next answer has its own time, though its request may be here already
+        if self.conn.trailing_data[0]:
+            if not self.following:
+                self.loop.call_soon(self._follow)
+            self.following[self] = None
         super().on_response_complete()
         self._look()
+
+    def handle_events(self) -> None:
+        """Whose next request waits for its turn waits with everything else it sent."""
+        if self not in self.following:
+            super().handle_events()
+
+    def _follow(self) -> None:
+        """Requests sent ahead are not taken up all at once: whoever sends one at a time would wait for them all."""
+        for connection in list(self.following)[:FOLLOWING]:
+            del self.following[connection]
+            if not connection.transport.is_closing():
+                connection.handle_events()
+                connection._look()
+        if self.following:
+            self.loop.call_soon(self._follow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_for(None)
@@ -151,18 +177,20 @@ class Impatient(H11Protocol):
             self._unread_timer = self.loop.call_later(self._patience(), self._still_unread)
 
     def _make_room(self) -> bool:
-        for what in DROPPED_FIRST:
-            if (longest := next(iter(self.waiting[what]), None)) is not None:
-                self.connections.discard(longest)
-                longest._wait_for(None)
-                longest._read()
-                longest.transport.abort()
-                return True
-        return False
+        waiting = (one for what in DROPPED_FIRST for one in self.waiting[what])
+        not_admitted = (one for one in self.waiting["answer"] if ADMITTED not in one.scope["state"])
+        longest = next(chain(waiting, not_admitted), None)
+        if longest is None:
+            return False
+        self.connections.discard(longest)
+        longest._wait_for(None)
+        longest._read()
+        longest.transport.abort()
+        return True
 
 
 def protocol(limits: Limits, *, crowded: Callable[[], bool], most: int) -> type[H11Protocol]:
     """The protocol class that uvicorn makes a connection of; `most` at a time."""
     waiting: dict[str, dict[Impatient, None]] = {what: {} for what in (*DROPPED_FIRST, "answer")}
-    shared = {"limits": limits, "crowded": staticmethod(crowded), "waiting": waiting, "most": most}
+    shared = {"limits": limits, "crowded": staticmethod(crowded), "waiting": waiting, "following": {}, "most": most}
     return type("Connection", (Impatient,), shared)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transformer_xl.serving.limits import HEADER_BYTES, HEADERS
+from transformer_xl.serving.limits import HEADER_BYTES, HEADERS, TARGET_BYTES
 from transformer_xl.serving.metrics import Requests
 from transformer_xl.serving.page_files import PAGE
 from transformer_xl.serving.refusals import error_answer
@@ -71,7 +71,9 @@ class Gate:
 
     def _refused(self, scope: Scope) -> int | None:
         headers = scope["headers"]
-        if len(headers) > HEADERS or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
+        target = len(scope["raw_path"]) + len(scope["query_string"])
+        size = target + sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > HEADERS or size > HEADER_BYTES or target > TARGET_BYTES:
             return 431
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
             return (
@@ -90,7 +92,7 @@ class Gate:
 
     def _known(self, host: str, scope: Scope) -> bool:
         """A page elsewhere whose name was made to lead here (DNS rebinding) names itself, and is not known."""
-        name = _hostname(f"//{host}")
+        name = _hostname(host)
         own = (scope.get("server") or ("",))[0] if self._everywhere else None
         return name is not None and (name in self._names or name == own)
 
@@ -107,19 +109,18 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _hostname(address: str) -> str | None:
+def _hostname(host: str) -> str | None:
+    """Of a name and perhaps a port, and nothing else of an address."""
+    if set(host) & set("/?#@\\"):
+        return None
     try:
-        parts = urlsplit(address)
+        parts = urlsplit(f"//{host}")
         _ = parts.port
-        return parts.hostname if parts.username is None and not parts.path else None
+        return parts.hostname
     except ValueError:
         return None
 
 
 def _same(origin: str, host: str) -> bool:
     """A page may talk to the server that it came from."""
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() and not parts.path
+    return origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())

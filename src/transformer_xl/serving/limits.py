@@ -19,6 +19,9 @@ STOP_CHARACTERS = 256
 BODY_BYTES = 512 * 1024
 HEADERS = 100
 HEADER_BYTES = 16 * 1024
+"""With what is asked for."""
+TARGET_BYTES = 8 * 1024
+"""Of what is asked for: path and query."""
 
 # What an answer may hold, and how it is made: see docs/serving.md for the memory that these leave the process.
 FIGURES = 1 << 20

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl.analysis.attention import Row, attention_maps, top_keys
+from transformer_xl.analysis.attention import Row, attention_pieces, top_keys
 from transformer_xl.analysis.recording import TERMS, TOTAL
 from transformer_xl.checkpoint import Checkpoint
 from transformer_xl.checkpoint.folder import CHECKSUMS
@@ -161,12 +161,11 @@ class Served:
         config = self.model.config
         assert isinstance(config, ModelConfig)
         lengths = EvaluationConfig(segment=self.segment, memory=config.memory, clamp_len=config.clamp_len)
-        maps = attention_maps(
+        maps = yield from attention_pieces(
             self._twin, np.array(tokens), lengths=lengths, heads=[(layer, head)], positions=[position]
         )
         row: Row = maps[0].rows[-1]
         marked = set(top_keys(row.probability[TOTAL]))
-        yield 1
         return {
             "model": self.name,
             "position": position,

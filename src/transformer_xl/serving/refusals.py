@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from transformer_xl.serving.aside import aside, busy
+from transformer_xl.serving.aside import Gone, aside, busy, unless_gone
 from transformer_xl.serving.bodies import FIELDS
 from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
 
@@ -28,7 +28,7 @@ SAYINGS = {
     413: "the request's body is too large; send at most 512 KiB, a longer text in pieces to a session",
     422: "the request's body does not fit; GET /openapi.json describes it",
     429: "the server is full; try again after the seconds that Retry-After says",
-    431: "the request has too many headers; send at most 100, of 16 KiB together",
+    431: "the request has too many headers; or too long an address; send at most 100, of 16 KiB together with the address, which has at most 8 KiB",
     500: "the server failed on this request",
     503: "the server is stopping; try again at another one",
     504: "the request took too long; ask for less, or try again",
@@ -37,6 +37,8 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 NOT_KNOWN = "has a field that is not known; GET /openapi.json lists those that are"
 RETRY_SECONDS = "1"
 DEEPEST = 20
+LEFT = 499
+"""What a client that left is counted as; nobody reads it."""
 
 
 class Refusal(Exception):
@@ -63,6 +65,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Refusal)
     async def refused(request: Request, error: Refusal) -> Response:
         return error_answer(error.status, error.message)
+
+    @app.exception_handler(Gone)
+    async def gone(request: Request, error: Gone) -> Response:
+        return error_answer(LEFT)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
@@ -107,7 +113,8 @@ class StrictRequest(Request):
             self.app.state.admission.check()
             if busy():
                 raise Refusal(429)
-        return await aside(lambda: read_body(body, self.kind), small=small)
+        reading = aside(lambda: read_body(body, self.kind), small=small)
+        return await (reading if small else unless_gone(self.receive, reading))
 
 
 def read_body(body: bytes, kind: type[BaseModel] | None) -> Any:
@@ -134,7 +141,7 @@ class StrictRoute(APIRoute):
             try:
                 return await handle(strict)
             except HTTPException as error:
-                if isinstance(error.__cause__, Refusal):  # the framework calls whatever a body raises unreadable
+                if isinstance(error.__cause__, Refusal | Gone):  # the framework calls whatever a body raises unreadable
                     raise error.__cause__ from None
                 raise
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -38,6 +39,9 @@ ABOUT_BYTES = 4096
 LOCK_SECONDS = 10.0
 """So long another server's saving is waited for."""
 POLL_SECONDS = 0.005
+PAUSE_EVERY_SECONDS = 0.1
+MOST_WAITING = 32
+"""For the disk. One more is answered 429."""
 NO_FOLDER = "this server keeps no sessions on disk; start it with --sessions DIR"
 DAMAGED = "what was saved under this name is damaged; save it again"
 WAY_OUT = "DELETE /v1/sessions/saved/NAME removes one that is no longer wanted"
@@ -70,6 +74,8 @@ class Saved:
         self._folder, self._limits = folder, limits
         # One thread, because what needs much memory and much of the disk is done once at a time, and texts do not wait for it.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="txl-saved")
+        self._waiting = 0
+        self._paused_at = 0.0
         try:
             with self._locked():
                 self._tidy()
@@ -86,7 +92,8 @@ class Saved:
 
     async def save(self, session: Session, name: str) -> int:
         """How many bytes it takes."""
-        return await self._do(lambda: self._save(session, name))
+        as_it_is = replace(session)  # whoever asked may be gone before it is written, and others go on with the session
+        return await self._do(lambda: self._save(as_it_is, name))
 
     async def read(self, name: str, models: list[Served]) -> Session:
         return await self._do(lambda: self._read(name, models))
@@ -95,18 +102,30 @@ class Saved:
         await self._do(lambda: self._delete(name))
 
     async def _do(self, work: Callable[[], Result]) -> Result:
+        """Cancelled before its turn, it is never begun."""
+
         def locked() -> Result:
             with self._locked():
                 found = work()
-            time.sleep(2 * POLL_SECONDS)  # another server that waits has its turn, however many wait here
+            if time.monotonic() > self._paused_at + PAUSE_EVERY_SECONDS:
+                time.sleep(2 * POLL_SECONDS)  # another server that waits has its turn, however many wait here
+                self._paused_at = time.monotonic()
             return found
 
+        if self._waiting >= MOST_WAITING:
+            raise Refusal(429)
+        self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._disk, locked)
+            doing = asyncio.get_running_loop().run_in_executor(self._disk, locked)
+            return await asyncio.wait_for(doing, self._limits.deadline_seconds)
+        except TimeoutError:
+            raise Refusal(504) from None
         except OSError as error:
             raise Refusal(
                 409, f"the folder of saved sessions cannot be read or written ({error.strerror}); look at --sessions"
             ) from None
+        finally:
+            self._waiting -= 1
 
     # --- on the thread, with the lock
 

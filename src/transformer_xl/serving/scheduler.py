@@ -62,6 +62,11 @@ class Work:
     since: float
 
 
+def _over(mailbox: Mailbox) -> bool:
+    """Nobody waits for it, or it is too late."""
+    return mailbox.cancelled or mailbox.deadline < time.monotonic()
+
+
 class Scheduler:
     def __init__(self, name: str, *, counts: Counts, proof: Callable[[], object]) -> None:
         """`proof` does a little of what every request needs, and raises where that fails."""
@@ -92,8 +97,10 @@ class Scheduler:
         self.submit(Task(order.pieces(writings), mailbox=writings[0].mailbox))
 
     def wake(self) -> None:
-        """Something was cancelled."""
+        """Something was cancelled. Whoever waits for its turn goes at once, however long the thread is at its piece: its place is given to others."""
         with self._turn:
+            if not self._closed:
+                self._drop_tasks()
             self._turn.notify()
 
     def close(self) -> bool:
@@ -203,18 +210,11 @@ class Scheduler:
 
     def _drop(self) -> None:
         """Lets go what nobody waits for, and what is too late."""
-        now = time.monotonic()
-
-        def over(mailbox: Mailbox) -> bool:
-            return mailbox.cancelled or mailbox.deadline < now
-
         with self._turn:
             if self._closed:
                 return
-            for task in [task for task in self._tasks if over(task.mailbox)]:
-                self._tasks.remove(task)
-                self._outbox.put(task.mailbox, 0, TOO_LATE)
-            gone = [writing for writing in self.lanes.writings if over(writing.mailbox)]
+            self._drop_tasks()
+            gone = [writing for writing in self.lanes.writings if _over(writing.mailbox)]
             for writing in gone:
                 self._outbox.put(writing.mailbox, writing.index, TOO_LATE)
             self._outbox.send()
@@ -222,11 +222,26 @@ class Scheduler:
             staying = [writing for writing in self.lanes.writings if writing not in gone]
             self._with_lanes(staying, lambda: self.lanes.leave(gone))
 
+    def _drop_tasks(self) -> None:
+        """With the lock. Of the one that the thread is at, only the rest."""
+        at = None if self._work is None else self._work.on
+        for task in [task for task in self._tasks if task is not at and _over(task.mailbox)]:
+            self._tasks.remove(task)
+            self._outbox.put(task.mailbox, 0, TOO_LATE)
+        self._outbox.send()
+
+    def _first(self) -> Task | None:
+        """Whose turn it is, of those that somebody still waits for."""
+        with self._turn:
+            if self._closed:
+                return None
+            self._drop_tasks()
+            return self._tasks[0] if self._tasks else None
+
     def _read(self) -> None:
         """Some pieces of tasks, together about as long as one long piece."""
         read, waiting = 0, 0
-        while read < CHUNK and waiting < len(self._tasks):
-            task = self._tasks[0]
+        while read < CHUNK and (task := self._first()) is not None and waiting < len(self._tasks):
             if task.ready is None:
                 read += self._advance(task)
                 waiting = 0
@@ -322,7 +337,8 @@ class Scheduler:
     def _begin(self, on: Task | list[Writing] | None, *, instead_of: Task | None = None) -> bool:
         """Whether there is still anything to do for this thread. `instead_of`: a task that ends with this."""
         with self._turn:
-            if self._closed:
+            task = on if isinstance(on, Task) else instead_of
+            if self._closed or (task is not None and task not in self._tasks):  # it was dropped meanwhile
                 return False
             if instead_of is not None:
                 self._tasks.remove(instead_of)

@@ -11,7 +11,6 @@ from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader
 from transformer_xl.serving import reading
 from transformer_xl.serving.admission import Extent, Slot
-from transformer_xl.serving.aside import aside
 from transformer_xl.serving.bodies import Attention, Given
 from transformer_xl.serving.bodies import Feed as FeedBody
 from transformer_xl.serving.events import LEAST
@@ -49,13 +48,15 @@ async def score(
         "loss_nats": float(known_P.mean(dtype=np.float64)) if len(known_P) else None,
         "memory": memory_use(served, read),
     }
-    return await json_answer(answer, figures=len(given.tokens))
+    return await json_answer(answer, slot, figures=len(given.tokens))
 
 
 async def _placed(served: Served, body: Given, slot: Slot) -> PlacedTokens:
     """What was given, and room for an answer about it."""
     small = len(body.tokens or body.text or "") <= SMALL
-    given, longest = await aside(lambda: (placed(served.tokenizer, body), longest_name(served.tokenizer)), small=small)
+    given, longest = await slot.aside(
+        lambda: (placed(served.tokenizer, body), longest_name(served.tokenizer)), small=small
+    )
     count = len(given.tokens)
     slot.reserve(Extent(figures=count, kept=count, size=count * (longest + TOKEN_BYTES)))
     return given
@@ -95,18 +96,17 @@ async def feed(session: Session, body: FeedBody, slot: Slot) -> Response:
 
     def written() -> TextStream:
         text = session.text.fork()
-        for token in given.tokens:
-            text.push(token)
+        text.read(given.tokens)
         return text
 
-    text = await aside(written, small=len(given.tokens) <= SMALL)
+    text = await slot.aside(written, small=len(given.tokens) <= SMALL)
     served.submit(Task(pieces(), mailbox=mailbox))
     result: Any = await slot.result(mailbox)
     session.reader, logprobs = result
     session.text = text
     answer = {**session.as_json(), "fed": len(given.tokens)}
     told = answer if logprobs is None else {**answer, "logprobs": logprobs}
-    return await json_answer(told, figures=len(given.tokens) if body.logprobs else 0)
+    return await json_answer(told, slot, figures=len(given.tokens) if body.logprobs else 0)
 
 
 async def attention(served: Served, body: Attention, slot: Slot) -> Response:
@@ -125,4 +125,4 @@ async def attention(served: Served, body: Attention, slot: Slot) -> Response:
     looking = served.looking(given.tokens, position=body.position, layer=body.layer, head=body.head)
     served.look(Task(looking, mailbox=mailbox))
     row: Any = await slot.result(mailbox)
-    return await json_answer(row, figures=len(row["weights"]) * (2 + len(row["terms"])))
+    return await json_answer(row, slot, figures=len(row["weights"]) * (2 + len(row["terms"])))

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi.responses import Response, StreamingResponse
 
 from transformer_xl.data.tokenizers import Tokenizer, readable
+from transformer_xl.serving.admission import Slot
 from transformer_xl.serving.aside import aside
 from transformer_xl.serving.limits import EVENT_FIGURES, PIECE_BYTES
 
@@ -104,7 +105,7 @@ def _bytes(value: Any) -> Iterator[bytes]:
         yield "".join(found).encode()
 
 
-async def json_answer(value: Any, *, figures: int) -> Response:
+async def json_answer(value: Any, slot: Slot, *, figures: int) -> Response:
     """An answer that holds so many figures."""
     pieces = _bytes(value)
 
@@ -112,8 +113,8 @@ async def json_answer(value: Any, *, figures: int) -> Response:
         return next(pieces, None)
 
     small = figures <= EVENT_FIGURES
-    first = await aside(following, small=small)
-    second = await aside(following, small=small)
+    first = await slot.aside(following, small=small)
+    second = await slot.aside(following, small=small)
     if second is None:
         return Response(first, media_type="application/json")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.generation.text import TextStream
 from transformer_xl.serving.bodies import Given
-from transformer_xl.serving.limits import PROMPT_TOKENS
+from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
 from transformer_xl.serving.refusals import Refusal
 
 TOO_LONG = f"the text is longer than {PROMPT_TOKENS:,} tokens; send it in pieces to a session"
@@ -81,12 +82,22 @@ def _characters(data: bytes) -> Places:
 
 def _of_tokens(tokenizer: Tokenizer, tokens: list[int]) -> PlacedTokens:
     """Places in the text that the tokens stand for."""
-    stream = TextStream(tokenizer)
-    parts = [stream.bytes_of(token) for token in tokens]
-    character_of, spans, at = _characters(b"".join(parts)), list[tuple[int, int]](), 0
-    for part in parts:
-        first = max(0, int(character_of[at])) + (isinstance(tokenizer, WordTokenizer) and part.startswith(b" "))
-        spans.append((first, max(first, int(character_of[at + len(part) - 1]) + 1) if part else first))
-        at += len(part)
-    start_P, end_P = np.array(spans, dtype=np.int64).T
+    words = isinstance(tokenizer, WordTokenizer)
+    if words or len(tokens) <= SMALL:
+        parts = list(map(TextStream(tokenizer).bytes_of, tokens))
+    else:
+        parts = list(map(_all_bytes(tokenizer).__getitem__, tokens))
+    length_P = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+    begin_P = length_P.cumsum() - length_P
+    character_of = _characters(b"".join(parts))
+    start_P = np.maximum(0, character_of[begin_P])
+    if words:  # the space before a word is nobody's
+        start_P += np.fromiter((part.startswith(b" ") for part in parts), dtype=np.bool_, count=len(parts))
+    end_P = np.where(length_P > 0, np.maximum(start_P, character_of[begin_P + length_P - 1] + 1), start_P)
     return PlacedTokens(tokens=tokens, start_P=start_P, end_P=end_P)
+
+
+@lru_cache(maxsize=64)
+def _all_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """Of every token: asked for one by one, those of a long text would take longer than reading it."""
+    return [tokenizer.decode_bytes([token]) for token in range(tokenizer.size)]
