@@ -69,8 +69,9 @@ class RunFolder:
         files = (self.lock, self.config, self.environment, self.metrics, self.card)
         folders = (self.checkpoints, self.tensorboard, *(self.path / name for name in FILLING))
         self._refuse_links([*files, *folders])
-        if self.checkpoints.is_dir():
-            self._refuse_links(sorted(self.checkpoints.iterdir()))
+        for folder in folders:
+            if folder.is_dir():
+                self._refuse_links(sorted(folder.iterdir()))
 
     def refuse_name(self) -> None:
         """safetensors writes to any path, and reads back none that is not UTF-8."""

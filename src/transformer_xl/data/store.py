@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
-from transformer_xl.errors import DataError, suggest
+from transformer_xl.errors import DataError, InputError, shown, suggest
 from transformer_xl.files import digest, put_back, strange_file, write_json
 from transformer_xl.progress import progress
 
@@ -100,6 +100,10 @@ class Split:
 
     def first(self, tokens: int) -> "Split":
         """The beginning of this split, as a split; its bytes and characters are the tokens' share of them."""
+        if tokens < 2:
+            raise InputError(
+                f"the first {shown(tokens)} tokens of {self.name} have nothing to predict; take at least 2"
+            )
         if tokens >= len(self):
             return self
         part = copy(self)
