@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -281,3 +282,86 @@ def test_nor_is_one_below_zero(section) -> None:
         if type(value) is int:
             with pytest.raises(ConfigError):
                 replace(getattr(SMALL, section), **{name: -(16**5000)})
+
+
+# --- manifests that lie
+
+
+def changed(data: Path, **changes: object) -> Path:
+    """Fields of the manifest, or of its first split where they begin with `split_`."""
+    place = data / "manifest.json"
+    value = json.loads(place.read_text(encoding="utf-8"))
+    for name, new in changes.items():
+        (value["splits"][0] if name.startswith("split_") else value)[name.removeprefix("split_")] = new
+    place.write_text(json.dumps(value), encoding="utf-8")
+    return data
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vocabulary_size": "256"},
+        {"vocabulary_size": -1},
+        {"vocabulary_size": 0},
+        {"vocabulary_size": 256.0},
+        {"vocabulary_size": 2**40},
+        {"vocabulary_size": None},
+        {"dtype": "O"},
+        {"dtype": "float64"},
+        {"dtype": "uint16"},
+        {"dtype": 7},
+        {"unit": "furlongs"},
+        {"unit": []},
+        {"name": 5},
+        {"origin": ["a"]},
+        {"origin": {"a": 1}},
+        {"sentence_mark": 256},
+        {"sentence_mark": True},
+        {"sentence_mark": 3},
+        {"splits": []},
+        {"splits": {}},
+        {"splits": [5]},
+        {"version": [1]},
+        {"surprise": 1},
+        {"split_tokens": 5},
+        {"split_tokens": -1},
+        {"split_tokens": "many"},
+        {"split_documents": 10**6},
+        {"split_documents": -1},
+        {"split_bytes": 0},
+        {"split_characters": -5},
+        {"split_words": 1.5},
+        {"split_name": "valid"},
+        {"split_files": []},
+        {"split_files": [{"name": "train.tokens.bin", "bytes": "1", "sha256": ""}]},
+    ],
+)
+def test_a_manifest_that_lies_is_one_sentence(changes, data, capsys) -> None:
+    refused(capsys, ["data", changed(data, **changes)], "manifest.json", "prepare the store again")
+
+
+def test_positions_outside_of_a_split_are_one_sentence(data, capsys) -> None:
+    place = data / "train.documents.bin"
+    for positions in ([-1], [10**9], [2**63 - 1]):
+        place.write_bytes(np.array(positions, dtype="<i8").tobytes())
+        refused(capsys, ["data", data], "train.documents.bin", "prepare the store again")
+
+
+@pytest.mark.parametrize("place", [0, -1, 50])
+def test_tokens_outside_of_the_vocabulary_are_one_sentence(place, word_store, word_config, tmp_path, capsys) -> None:
+    data = Path(shutil.copytree(word_store.folder, tmp_path / "words"))
+    run, config = tmp_path / "run", tmp_path / "words.json"
+    config.write_text(json.dumps(asdict(word_config)), encoding="utf-8")
+    words = ["train", config, "--data", data, "--training.validate_every", 0, "--training.steps", 1, "--run"]
+    assert main([str(word) for word in [*words, run]]) == 0
+    for split in ("train", "valid", "test"):
+        file = data / f"{split}.tokens.bin"
+        tokens = np.fromfile(file, dtype=word_store.manifest.dtype)
+        tokens[place] = np.iinfo(tokens.dtype).max
+        tokens.tofile(file)
+    refused(capsys, ["data", data], "vocabulary", "prepare the store again")
+    refused(capsys, ["evaluate", run, "--data", data, "--split", "test"], str(np.iinfo(tokens.dtype).max))
+
+
+def test_a_store_with_another_tokenizer_is_one_sentence(data, capsys) -> None:
+    refused(capsys, ["data", changed(data, vocabulary_size=255)], "256", "255", "prepare the store again")

@@ -52,6 +52,10 @@ def convert(hint: Any, value: object, *, name: str) -> Any:
         if kinds:  # several kinds of table: the one that knows most of these fields
             return convert(min(kinds, key=lambda kind: _unknown(kind, value)), value, name=name)
         return None if value is None else convert(next(a for a in arguments if a is not type(None)), value, name=name)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name}: expected a table of fields, found {shown(value)}")
+        return {key: convert(arguments[1], item, name=_join(name, key)) for key, item in value.items()}
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ConfigError(f"{name}: expected a list, found {shown(value)}")

@@ -23,7 +23,7 @@ from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
 from transformer_xl.model.memory import check_fits
-from transformer_xl.model.protocol import NOT_FINITE
+from transformer_xl.model.protocol import NOT_A_TARGET, NOT_FINITE, check_tokens
 from transformer_xl.progress import Advance
 
 Losses = NDArray[np.float32]
@@ -194,6 +194,7 @@ def _score_segments(
         targets_BT = torch.from_numpy(segment.targets).to(device)
         if model.config.remembers:
             engine = engine or make_engine(model, lanes=len(tokens_BT), sight="segment", weights=weights)
+            check_tokens(targets_BT, vocabulary=model.config.vocabulary, name="targets", lowest=NOT_A_TARGET)
             loss_BT = model.vocabulary.loss(engine.read(tokens_BT), targets_BT, linear=engine.linear)
         else:
             loss_BT = model(tokens_BT, targets_BT=targets_BT).loss_BT
