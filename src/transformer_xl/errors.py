@@ -6,6 +6,9 @@ from difflib import get_close_matches
 LONGEST, BEHIND = 2000, 500
 """Characters of a sentence, and how many of them are its end, where the way out stands."""
 
+MOST_BITS = 190
+"""Of a whole number that is shown by its digits."""
+
 
 class TransformerXLError(Exception):
     """Base of every error meant for people: one line that fits a screen, whatever stands in a name that a file gave us."""
@@ -37,6 +40,17 @@ class ImportRefused(TransformerXLError):
 
 class MissingPackage(TransformerXLError, ImportError):
     """Something that an extra installs and that is not here."""
+
+
+def shown(value: object) -> str:
+    """A value from outside in a sentence: short, whatever it is. Python refuses to write down numbers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f"a whole number of {value.bit_length():,} bits"
+    try:
+        text = repr(value)
+    except ValueError:  # such a number within a list or a table
+        text = f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -49,6 +49,9 @@ def atomic_file(path: Path | str, mode: str = "wb") -> Iterator[IO[Any]]:
     path = Path(path)
     if not path.parent.is_dir():  # said here, for the temporary file's own error would name a file nobody asked for
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+    with suppress(FileNotFoundError):  # a rename would put a plain file where a device, a pipe or a link has its name
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise _not_plain(str(path))
     clear_leftovers(path.parent)
     text = "b" not in mode  # the same bytes on every system: a vocabulary's lines end in \n
     with _naming(path), _hidden_file(path.parent, suffix=path.suffix) as (temporary, descriptor):
@@ -324,7 +327,8 @@ def open_plain(path: Path, mode: str) -> IO[str]:
 
 
 def _not_plain(name: str) -> OSError:
-    return OSError(errno.ELOOP, "this is a link or a special file where a plain file belongs; remove it", name)
+    what = "this is a link, a folder or a special file where a plain file belongs; remove it, or give another name"
+    return OSError(errno.ELOOP, what, name)
 
 
 def strange_file(paths: Iterable[Path], *, links: bool = False) -> Path | None:

@@ -17,7 +17,7 @@ from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import atomic_file
+from transformer_xl.files import atomic_file, strange_file
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """What a model's weights may be, all of them alike: everything here runs in each of these, the compiled kernels in the first two."""
@@ -111,6 +111,8 @@ class TensorFile:
 def reading(path: Path | str, *, what: str) -> Iterator[TensorFile]:
     """`what` the file should be, for messages: `a saved engine`."""
     path = Path(path)
+    if strange_file([path], links=True):
+        raise CheckpointError(f"{path} is no plain file; there should be {what}")
     try:
         with safe_open(path, framework="pt") as handle:
             slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 (a handle is no mapping)

@@ -82,14 +82,21 @@ def test_no_folder_of_a_run_is_written_through_a_link(name, run, victim, byte_st
     assert unharmed(victim)
 
 
-def test_nor_is_a_sample_or_a_result(run, victim, byte_store):
-    """They take the link's place."""
-    for name in ("samples/step-00000022.txt", "evaluations/test.json", "evaluations/valid.json"):
-        (run / name).parent.mkdir(exist_ok=True)
-        plant(run / name, victim / "dear.txt")
-    assert go_on(run, byte_store.folder) == 0
-    assert main(["evaluate", str(run), "--split", "valid"]) == 0
-    assert (run / "samples" / "step-00000022.txt").read_text(encoding="utf-8") != "dear"
+def test_nor_is_a_sample_or_a_result(run, victim, byte_store, capsys):
+    """Neither through the link nor in its place: it may be somebody's only way to what it names."""
+    sample, result = (
+        run / "samples" / "step-00000022.txt",
+        run / "evaluations" / "valid-exact-memory-12-segment-12.json",
+    )
+    for place in (sample, result):
+        place.parent.mkdir(exist_ok=True)
+        plant(place, victim / "dear.txt")
+    assert main(["evaluate", str(run), "--split", "valid"]) == 2
+    one_sentence(capsys, naming=result)
+    result.unlink()
+    assert go_on(run, byte_store.folder) == 2
+    one_sentence(capsys, naming=sample)
+    assert sample.is_symlink()
     assert unharmed(victim)
 
 

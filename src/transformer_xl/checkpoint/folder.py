@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_folder import RunFolder
-from transformer_xl.config import RunConfig
+from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.config.fields import read
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
@@ -196,6 +197,7 @@ def load_model(path: Path, *, config: RunConfig) -> AnyModel:
     """The model of `config` with the weights of a file, which must hold exactly its tensors, in its shapes and all of one floating type."""
     with reading(path, what=WEIGHTS) as file:
         _check_counts(path, list(file.kinds), config)
+        _check_size(file, config)
         model = _without_weights(path, config)
         weights = _weights(file, model, dtype=_floating(file))
     model.load_state_dict(weights, assign=True)
@@ -237,6 +239,19 @@ def _check_counts(path: Path, names: list[str], config: RunConfig) -> None:
         wanted = getattr(config.model, field_name, 0)
         if found != wanted:
             raise CheckpointError(f"{path} has {found} {what} where config.json says {wanted} (model.{field_name})")
+
+
+def _check_size(file: TensorFile, config: RunConfig) -> None:
+    """Also before building: thousands of layers are named in a small file, but not filled."""
+    model, of_layer = config.model, 1
+    if isinstance(model, ModelConfig):
+        of_layer = model.d_model * (4 * model.n_head * model.d_head + 2 * model.d_inner)
+    least = model.n_layer * of_layer
+    found = sum(prod(kind.shape) for kind in file.kinds.values())
+    if found < least:
+        raise CheckpointError(
+            f"{file.path} holds {found:,} numbers where the {model.n_layer:,} layers of config.json have {least:,} or more; it is another model's"
+        )
 
 
 def read_training_state(folder: Path) -> TrainingState:

@@ -14,7 +14,8 @@ from pathlib import Path
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import clear_leftovers, open_plain, put_back_all, remove_folder, strange_file, write_json
 
-STEP_FOLDER = re.compile(r"step-(\d{8,})")
+STEP_FOLDER = re.compile(r"step-(\d{8,18})")
+"""No step has more digits: training.steps is far below, and a name may be as long as somebody likes."""
 FILLING = ("evaluations", "samples", "figures")
 """Folders that fill up as a run is used."""
 
@@ -68,8 +69,9 @@ class RunFolder:
         files = (self.lock, self.config, self.environment, self.metrics, self.card)
         folders = (self.checkpoints, self.tensorboard, *(self.path / name for name in FILLING))
         self._refuse_links([*files, *folders])
-        if self.checkpoints.is_dir():
-            self._refuse_links(sorted(self.checkpoints.iterdir()))
+        for folder in folders:
+            if folder.is_dir():
+                self._refuse_links(sorted(folder.iterdir()))
 
     def refuse_name(self) -> None:
         """safetensors writes to any path, and reads back none that is not UTF-8."""
@@ -96,8 +98,10 @@ class RunFolder:
         if not self.checkpoints.is_dir():
             return []
         put_back_all(self.checkpoints)
-        matches = (STEP_FOLDER.fullmatch(path.name) for path in self.checkpoints.iterdir() if path.is_dir())
-        return sorted(int(match[1]) for match in matches if match)
+        names = {path.name for path in self.checkpoints.iterdir() if path.is_dir()}
+        found = (int(match[1]) for match in map(STEP_FOLDER.fullmatch, names) if match)
+        # A step has one name: with more zeros, or other digits than ours, it is somebody's copy.
+        return sorted({step for step in found if self.checkpoint_at(step).name in names})
 
     def best_step(self) -> int | None:
         """The step with the lowest validation loss so far, where one was measured and is still here."""
@@ -106,7 +110,7 @@ class RunFolder:
                 step = json.load(file)["step"]
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return step if step in self.steps() else None
+        return step if type(step) is int and step in self.steps() else None
 
     def set_best(self, step: int, *, loss_nats: float) -> None:
         write_json(self.checkpoints / "best.json", {"step": step, "loss_nats": loss_nats})

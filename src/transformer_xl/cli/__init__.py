@@ -83,9 +83,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"txl: {where}{error.strerror or error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(
+            "txl: there is not enough memory for this; take smaller sizes, fewer lanes or a shorter text",
+            file=sys.stderr,
+        )
+        return 2
     except KeyboardInterrupt:
         print("txl: stopped", file=sys.stderr)
         return 130
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """The last resort, where nothing could be counted before. Torch says it with a RuntimeError in several wordings."""
+    told = ("can't allocate memory", "not enough memory", "out of memory", "storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in told)
 
 
 def speak_utf8() -> None:

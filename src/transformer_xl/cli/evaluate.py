@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from transformer_xl.config import EvaluationConfig
@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.library import load
 
     memories = sweep_lengths(arguments.sweep)
+    if arguments.tokens is not None and arguments.tokens < 2:
+        raise ConfigError(f"--tokens: {shown(arguments.tokens)} leaves nothing to predict; take at least 2")
     if arguments.sweep and (arguments.per_token or arguments.sliding):
         raise ConfigError("--sweep evaluates many times; it goes with neither --per-token nor --sliding")
     if arguments.per_token and not Path(arguments.per_token).parent.is_dir():

@@ -12,13 +12,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.errors import InputError
+from transformer_xl.errors import InputError, shown
 
 if TYPE_CHECKING:
     from transformer_xl.generation import Sampling
     from transformer_xl.library import Loaded
 
 PAPER_CONTEXT = 512
+MOST_SAMPLES = 4096
+LARGEST_PROMPT = 64 << 20
+"""Bytes of a prompt's file."""
 CHANCE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
@@ -106,7 +109,11 @@ def check(arguments: argparse.Namespace) -> None:
     for name in ("tokens", "samples", "beams"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise InputError(f"--{name}: {value} {name} are none; ask for at least 1")
+            raise InputError(f"--{name}: {shown(value)} {name} are none; ask for at least 1")
+    if arguments.samples is not None and arguments.samples > MOST_SAMPLES:
+        raise InputError(
+            f"--samples: {shown(arguments.samples)} texts are too many side by side; ask for at most {MOST_SAMPLES:,}, and again with another --seed"
+        )
     given = [name for name in (*CHANCE, "samples") if getattr(arguments, name) is not None]
     if arguments.beams and given:
         raise InputError(f"{option(given[0])} goes with drawing, and --beams draws nothing; drop one of the two")
@@ -167,7 +174,9 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         return typed_text("--prompt", arguments.prompt)
     name = "standard input" if arguments.prompt_file == "-" else arguments.prompt_file
     try:
-        raw = sys.stdin.buffer.read() if arguments.prompt_file == "-" else Path(arguments.prompt_file).read_bytes()
+        raw = read_limited(arguments.prompt_file)
+        if len(raw) > LARGEST_PROMPT:
+            raise InputError(f"{name} has more than {LARGEST_PROMPT >> 20} MB, too many for a prompt; give its end")
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 at byte {error.start}; convert it") from None
@@ -175,6 +184,20 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         raise InputError(
             f"--prompt-file: {name} does not exist; write the prompt into it, or give it with --prompt"
         ) from None
+
+
+def read_limited(name: str) -> bytes:
+    """At most one byte more than a prompt may have."""
+    from transformer_xl.files import strange_file
+
+    if name == "-":
+        return sys.stdin.buffer.read(LARGEST_PROMPT + 1)
+    if strange_file([Path(name)], links=True):
+        raise InputError(
+            f"--prompt-file: {name} is no plain file; a pipe is read as standard input, with --prompt-file -"
+        )
+    with Path(name).open("rb") as file:
+        return file.read(LARGEST_PROMPT + 1)
 
 
 def typed_text(option: str, word: str) -> str:

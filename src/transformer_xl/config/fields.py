@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from transformer_xl.errors import ConfigError, suggest
+from transformer_xl.errors import ConfigError, shown, suggest
 
 T = TypeVar("T")
 LARGEST_SIZE = 2**31 - 1
@@ -21,7 +21,7 @@ MOST_PARTS = 4096
 def read(kind: type[T], value: object, *, name: str) -> T:
     """`value` as an instance of the dataclass `kind`; `name` is the dotted place it stands in, for messages."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}: expected a table of fields, found {_shown(value)}")
+        raise ConfigError(f"{name}: expected a table of fields, found {shown(value)}")
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     arguments = {}
@@ -45,24 +45,28 @@ def convert(hint: Any, value: object, *, name: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         if value not in arguments:
-            raise ConfigError(f"{name}: {_shown(value)} is unknown{suggest(str(value), map(str, arguments))}")
+            raise ConfigError(f"{name}: {shown(value)} is unknown{suggest(_word(value), map(str, arguments))}")
         return value
     if origin in (types.UnionType, typing.Union):
         kinds = [kind for kind in arguments if dataclasses.is_dataclass(kind)]
         if kinds:  # several kinds of table: the one that knows most of these fields
             return convert(min(kinds, key=lambda kind: _unknown(kind, value)), value, name=name)
         return None if value is None else convert(next(a for a in arguments if a is not type(None)), value, name=name)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name}: expected a table of fields, found {shown(value)}")
+        return {key: convert(arguments[1], item, name=_join(name, key)) for key, item in value.items()}
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{name}: expected a list, found {_shown(value)}")
+            raise ConfigError(f"{name}: expected a list, found {shown(value)}")
         return tuple(convert(arguments[0], item, name=f"{name}[{i}]") for i, item in enumerate(value))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:
-            raise ConfigError(f"{name}: {_shown(value)} is larger than any number can be") from None
+            raise ConfigError(f"{name}: {shown(value)} is larger than any number can be") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{name}: expected {_article(hint.__name__)}, found {_shown(value)}")
+        raise ConfigError(f"{name}: expected {_article(hint.__name__)}, found {shown(value)}")
     return value
 
 
@@ -117,9 +121,9 @@ def no_giant(config: object, section: str, *, but: tuple[str, ...] = ()) -> None
     """Refuses whole numbers that are no size of anything, before somebody multiplies them."""
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
-        if type(value) is int and value > LARGEST_SIZE and field.name not in but:
+        if type(value) is int and abs(value) > LARGEST_SIZE and field.name not in but:
             raise ConfigError(
-                f"{section}.{field.name}: {_shown(value)} is too large; it must be at most {LARGEST_SIZE:,}"
+                f"{section}.{field.name}: {shown(value)} is too large; it must be at most {LARGEST_SIZE:,}"
             )
 
 
@@ -128,20 +132,20 @@ def at_most(config: object, section: str, most: int, *names: str) -> None:
     for name in names:
         if getattr(config, name) > most:
             raise ConfigError(
-                f"{section}.{name}: {_shown(getattr(config, name))} is too large; it must be at most {most:,}"
+                f"{section}.{name}: {shown(getattr(config, name))} is too large; it must be at most {most:,}"
             )
 
 
 def positive(config: object, section: str, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
-            raise ConfigError(f"{section}.{name}: {getattr(config, name)} is too small; it must be at least 1")
+            raise ConfigError(f"{section}.{name}: {shown(getattr(config, name))} is too small; it must be at least 1")
 
 
 def not_negative(config: object, section: str, *names: str) -> None:
     for name in names:
         if not getattr(config, name) >= 0:  # written so that NaN fails too
-            raise ConfigError(f"{section}.{name}: {getattr(config, name)} is negative; it must be 0 or more")
+            raise ConfigError(f"{section}.{name}: {shown(getattr(config, name))} is negative; it must be 0 or more")
         if getattr(config, name) == math.inf:
             raise ConfigError(f"{section}.{name}: {getattr(config, name)} is no number to reckon with; make it smaller")
 
@@ -150,13 +154,13 @@ def fraction(config: object, section: str, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not 0.0 <= value < 1.0:
-            raise ConfigError(f"{section}.{name}: {value} is not a rate; it must be at least 0 and below 1")
+            raise ConfigError(f"{section}.{name}: {shown(value)} is not a rate; it must be at least 0 and below 1")
 
 
 def one_of(config: object, section: str, name: str, known: tuple[str, ...]) -> None:
     value = getattr(config, name)
     if value not in known:
-        raise ConfigError(f"{section}.{name}: {value!r} is unknown{suggest(str(value), known)}")
+        raise ConfigError(f"{section}.{name}: {shown(value)} is unknown{suggest(_word(value), known)}")
 
 
 def _unknown(kind: Any, value: object) -> int:
@@ -164,13 +168,13 @@ def _unknown(kind: Any, value: object) -> int:
     return sum(key not in known for key in value) if isinstance(value, Mapping) else 0
 
 
+def _word(value: object) -> str:
+    """What was meant to be one of a few words."""
+    return value if isinstance(value, str) else shown(value)
+
+
 def _join(name: str, key: object) -> str:
     return f"{name}.{key}" if name else str(key)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _article(word: str) -> str:

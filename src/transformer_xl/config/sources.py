@@ -14,6 +14,7 @@ from typing import Any
 from transformer_xl.config.fields import override, read
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.files import strange_file
 
 LARGEST_FILE = 1 << 20
 
@@ -21,6 +22,8 @@ LARGEST_FILE = 1 << 20
 def read_file(path: Path | str) -> dict[str, Any]:
     """The fields that a .json or .toml file sets; it need not set all."""
     path = Path(path)
+    if strange_file([path], links=True):
+        raise ConfigError(f"{path} is no plain file; write the configuration into one")
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise ConfigError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transformer_xl.config.fields import MOST_PARTS, fraction, no_giant, not_negative, one_of, positive
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,13 @@ class VocabularyConfig:
     def _check_clusters(self) -> None:
         for low, high in zip((0, *self.cutoffs), self.cutoffs, strict=False):
             if high <= low:
-                raise ConfigError(f"model.cutoffs: {high} does not come after {low}; sort them, each above 0 and once")
+                raise ConfigError(
+                    f"model.cutoffs: {shown(high)} does not come after {shown(low)}; sort them, each above 0 and once"
+                )
         if self.cutoffs and self.cutoffs[-1] >= self.vocabulary:
-            raise ConfigError(f"model.cutoffs: {self.cutoffs[-1]} is past the vocabulary ({self.vocabulary}); drop it")
+            raise ConfigError(
+                f"model.cutoffs: {shown(self.cutoffs[-1])} is past the vocabulary ({self.vocabulary}); drop it"
+            )
         if self.div_val > 1 and not self.cutoffs:
             raise ConfigError(
                 f"model.div_val: {self.div_val} without cutoffs divides nothing; set model.cutoffs, or div_val to 1"

@@ -29,6 +29,7 @@ class EvaluationStream:
                 raise InputError(f"{name} is {value} and must be at least {least}")
         if len(split) < 2:
             raise DataError(f"{split.name} has {len(split)} tokens: there is nothing to predict")
+        segment = min(segment, len(split) - 1)  # one segment holds it all: a longer one would hold only padding
         self.split = split
         self.segment = segment
         self.score_boundaries = score_boundaries

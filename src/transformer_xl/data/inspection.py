@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from transformer_xl.data.detokenize import detokenize
 from transformer_xl.data.store import Split, Store
+from transformer_xl.errors import DataError
 from transformer_xl.pictures import picture
 from transformer_xl.progress import progress
 
@@ -31,6 +32,10 @@ def token_counts(split: Split, *, vocabulary: int) -> NDArray[np.int64]:
     with progress(f"counting {split.name}", total=len(split), unit="tokens") as advance:
         for begin in range(0, len(split), STRIDE):
             stride = split.tokens[begin : begin + STRIDE]
+            if int(stride.max()) >= vocabulary:
+                raise DataError(
+                    f"{split.name} holds the token {int(stride.max())} where the vocabulary has {vocabulary:,}; prepare the store again"
+                )
             counts += np.bincount(stride, minlength=vocabulary)
             advance(len(stride))
     return counts

@@ -10,21 +10,25 @@ DIR/train.sentences.bin      where sentences begin, for corpora made of sentence
 import hashlib
 import json
 from copy import copy
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.config.fields import no_giant, not_negative, one_of, positive, read
+from transformer_xl.data.recipes import Unit
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
-from transformer_xl.errors import DataError, suggest
+from transformer_xl.errors import ConfigError, DataError, InputError, shown, suggest
 from transformer_xl.files import digest, put_back, strange_file, write_json
 from transformer_xl.progress import progress
 
 VERSION = 1
 MANIFEST = "manifest.json"
+DTYPES = ("uint8", "uint16", "uint32")
+POSITION = np.dtype("<i8")
 Positions = NDArray[np.int64]
 
 
@@ -47,6 +51,12 @@ class SplitRecord:
     words: int | None
     """Words of the original text, without end marks; None where tokens are not words."""
     files: tuple[FileRecord, ...]
+
+    def __post_init__(self) -> None:
+        positive(self, self.name, "tokens", "bytes")
+        not_negative(self, self.name, "documents", "characters")
+        if self.words is not None:
+            not_negative(self, self.name, "words")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +84,38 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Manifest":
-        splits = tuple(
-            SplitRecord(**{**split, "files": tuple(FileRecord(**file) for file in split["files"])})
-            for split in value["splits"]
-        )
-        return cls(**{**{name.name: value[name.name] for name in fields(cls)}, "splits": splits})
+        """Strictly: it may come from anybody, and all that is read is mapped and cut by its numbers."""
+        return read(cls, value, name="")
+
+    def __post_init__(self) -> None:
+        no_giant(self, "manifest")
+        positive(self, "manifest", "vocabulary_size")
+        one_of(self, "manifest", "unit", get_args(Unit))
+        one_of(self, "manifest", "dtype", DTYPES)
+        if self.sentence_mark is not None and not 0 <= self.sentence_mark < self.vocabulary_size:
+            raise ConfigError(f"sentence_mark: {self.sentence_mark} is no token of {self.vocabulary_size:,}")
+        names = [split.name for split in self.splits]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"splits: {shown(names)}, where there is at least one, each with a name of its own")
+        for split in self.splits:
+            self._check_files(split)
+
+    def _check_files(self, split: SplitRecord) -> None:
+        """What a split is read from is there, and as large as its counts say."""
+        sizes = {file.name: file.bytes for file in split.files}
+        wanted = {
+            "tokens": split.tokens * np.dtype(self.dtype).itemsize,
+            "documents": split.documents * POSITION.itemsize,
+        }
+        for part, size in wanted.items():
+            found = sizes.get(f"{split.name}.{part}.bin")
+            if found != size:
+                raise ConfigError(
+                    f"{split.name}.{part}.bin has {shown(found)} bytes where its {part} take {shown(size)}"
+                )
+        sentences = sizes.get(f"{split.name}.sentences.bin")
+        if self.sentence_mark is not None and (sentences is None or sentences % POSITION.itemsize):
+            raise ConfigError(f"{split.name}.sentences.bin has {shown(sentences)} bytes, which are no positions")
 
 
 class Split:
@@ -89,10 +126,10 @@ class Split:
         self.record = record
         self.sentence_mark = sentence_mark
         self.tokens = _map(folder / f"{record.name}.tokens.bin", np.dtype(dtype).newbyteorder("<"))
-        self.document_starts: Positions = _map(folder / f"{record.name}.documents.bin", np.dtype("<i8"))
+        self.document_starts = _positions(folder / f"{record.name}.documents.bin", tokens=record.tokens)
         sentences = folder / f"{record.name}.sentences.bin"
         self.sentence_starts: Positions = (
-            _map(sentences, np.dtype("<i8")) if sentence_mark is not None else np.zeros(0, dtype=np.int64)
+            _positions(sentences, tokens=record.tokens) if sentence_mark is not None else np.zeros(0, dtype=np.int64)
         )
 
     def __len__(self) -> int:
@@ -100,6 +137,10 @@ class Split:
 
     def first(self, tokens: int) -> "Split":
         """The beginning of this split, as a split; its bytes and characters are the tokens' share of them."""
+        if tokens < 2:
+            raise InputError(
+                f"the first {shown(tokens)} tokens of {self.name} have nothing to predict; take at least 2"
+            )
         if tokens >= len(self):
             return self
         part = copy(self)
@@ -131,7 +172,13 @@ class Store:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.folder)
+        tokenizer = load_tokenizer(self.folder)
+        if tokenizer.size != self.manifest.vocabulary_size:
+            raise DataError(
+                f"{self.folder} has a tokenizer of {tokenizer.size:,} tokens where its manifest says {self.manifest.vocabulary_size:,};"
+                " prepare the store again"
+            )
+        return tokenizer
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -168,11 +215,11 @@ def open_store(path: Path | str, *, verify: bool = False) -> Store:
         value = json.loads(place.read_bytes())
         version = value["version"]
         manifest = Manifest.from_json(value) if version == VERSION else None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{place} is damaged ({what}); prepare the store again") from error
     if manifest is None:
-        raise DataError(f"{place} has version {version}, this program reads {VERSION}; prepare the store again")
+        raise DataError(f"{place} has version {shown(version)}, this program reads {VERSION}; prepare the store again")
     files = [file for split in manifest.splits for file in split.files]
     for name in (*(split.name for split in manifest.splits), *(file.name for file in files)):
         if Path(name).name != name:
@@ -291,7 +338,17 @@ def sentence_mark(tokenizer: Tokenizer) -> int | None:
 
 
 def smallest_dtype(vocabulary: int) -> np.dtype[Any]:
-    return next(np.dtype(name) for name in ("u1", "<u2", "<u4") if vocabulary <= np.iinfo(name).max + 1)
+    return next(np.dtype(name).newbyteorder("<") for name in DTYPES if vocabulary <= np.iinfo(name).max + 1)
+
+
+def _positions(path: Path, *, tokens: int) -> Positions:
+    """Never falling, none beyond the tokens."""
+    starts: Positions = _map(path, POSITION)
+    if len(starts) and not (starts[0] >= 0 and starts[-1] <= tokens and bool((starts[1:] >= starts[:-1]).all())):
+        raise DataError(
+            f"{path} holds positions that fall, or lie outside of {tokens:,} tokens; prepare the store again"
+        )
+    return starts
 
 
 def _map(path: Path, dtype: np.dtype[Any]) -> Any:

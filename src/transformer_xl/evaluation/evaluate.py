@@ -16,13 +16,14 @@ from transformer_xl.config import EvaluationConfig, RecurrentConfig
 from transformer_xl.data.evaluation_stream import EvaluationStream, paper_evaluation
 from transformer_xl.data.segments import Segment
 from transformer_xl.data.store import Split
-from transformer_xl.errors import ConfigError, DataError, InputError
+from transformer_xl.errors import ConfigError, DataError, InputError, shown
 from transformer_xl.evaluation.rules import PAPER_LANES, Rule, RuleName, lanes_for, warm_up_tokens
 from transformer_xl.inference import Reader, make_engine
 from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
-from transformer_xl.model.protocol import NOT_FINITE
+from transformer_xl.model.memory import check_fits
+from transformer_xl.model.protocol import NOT_A_TARGET, NOT_FINITE, check_tokens
 from transformer_xl.progress import Advance
 
 Losses = NDArray[np.float32]
@@ -73,6 +74,10 @@ def make_rule(
     weights: WeightKind = "exact",
 ) -> Rule:
     """The rule these lengths make for this model; the number of lanes is chosen where none is asked for."""
+    if lanes is not None and not 1 <= lanes <= max(1, tokens):
+        raise ConfigError(
+            f"lanes: {shown(lanes)} for {tokens:,} tokens; take at least 1, and at most as many as there are tokens"
+        )
     if isinstance(model.config, RecurrentConfig):
         lanes = lanes or (PAPER_LANES if name == "paper" else 1)
         if name == "exact" and lanes > 1:
@@ -84,6 +89,12 @@ def make_rule(
             model.config, memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length
         )
         lanes = PAPER_LANES if name == "paper" else lanes_for(config, tokens=tokens, segment=lengths.segment)
+    check_fits(
+        lanes * min(lengths.segment, tokens) * model.config.d_model,
+        like=model.vocabulary.bias_V,
+        what=f"reading segments of {lengths.segment:,} tokens in {lanes:,} lanes",
+        way_out="take a smaller --segment, or fewer --lanes",
+    )
     if name == "sliding" and lengths.memory:
         raise ConfigError(
             f"evaluation.memory: {lengths.memory} with sliding windows, which keep none; set it to 0 (--memory 0)"
@@ -183,6 +194,7 @@ def _score_segments(
         targets_BT = torch.from_numpy(segment.targets).to(device)
         if model.config.remembers:
             engine = engine or make_engine(model, lanes=len(tokens_BT), sight="segment", weights=weights)
+            check_tokens(targets_BT, vocabulary=model.config.vocabulary, name="targets", lowest=NOT_A_TARGET)
             loss_BT = model.vocabulary.loss(engine.read(tokens_BT), targets_BT, linear=engine.linear)
         else:
             loss_BT = model(tokens_BT, targets_BT=targets_BT).loss_BT

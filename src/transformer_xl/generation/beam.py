@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
-from transformer_xl.errors import InputError
+from transformer_xl.errors import InputError, shown
 from transformer_xl.generation.generate import evaluating, read_prompts
 from transformer_xl.generation.text import TextStream
 from transformer_xl.inference.distribution import Distribution, Words, best
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
+
+MOST_BEAMS = 1024
+"""Every step compares each one's likeliest continuations, as many again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,9 @@ def beam_search(
     reaches a stop string is finished and gives its place up. Over when no live one can still rise above `beams` finished ones.
     """
     if beams < 1 or tokens < 1:
-        raise InputError(f"{beams} beams of {tokens} tokens find nothing; ask for at least 1 of each")
+        raise InputError(f"{shown(beams)} beams of {shown(tokens)} tokens find nothing; ask for at least 1 of each")
+    if beams > MOST_BEAMS:
+        raise InputError(f"{shown(beams)} beams are too many to carry on side by side; ask for at most {MOST_BEAMS:,}")
     device = model.vocabulary.bias_V.device
     with evaluating(model):
         reader = read_prompts(model, [prompt], weights=weights)

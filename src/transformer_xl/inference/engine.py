@@ -20,9 +20,9 @@ from torch import Tensor
 
 from transformer_xl import native
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import CheckpointError, InputError, suggest
+from transformer_xl.errors import CheckpointError, InputError, shown, suggest
 from transformer_xl.inference.panels import Panels
-from transformer_xl.inference.reader import Reader, joined_last_hidden
+from transformer_xl.inference.reader import Reader, chunk_of, joined_last_hidden
 from transformer_xl.inference.saved import SAVED, saved_lanes, saved_tensors
 from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
@@ -43,6 +43,11 @@ ROOM = 512
 def kept_bytes(config: ModelConfig, *, lanes: int) -> int:
     """What the keys and values of an engine take in float32."""
     return lanes * config.n_layer * 2 * room(config.memory) * config.n_head * config.d_head * 4
+
+
+def table_numbers(config: ModelConfig, *, distances: int) -> int:
+    """What the relative keys of so many distances take while they are laid out: sines, angles, and each layer's keys twice."""
+    return distances * (4 * config.d_model + 2 * config.n_layer * config.n_head * config.d_head)
 
 
 def room(memory: int) -> int:
@@ -70,7 +75,7 @@ class Engine(Reader):
             raise InputError(f"lanes {lanes!r} and memory {self.memory!r} must be whole numbers")
         if lanes < 1 or self.memory < 0:
             raise InputError(
-                f"an engine of {lanes} lanes and memory {self.memory} cannot be; give at least 1 lane and memory 0 or more"
+                f"an engine of {shown(lanes)} lanes and memory {shown(self.memory)} cannot be; give at least 1 lane and memory 0 or more"
             )
         if config.encoding in ("absolute", "per_layer"):
             raise InputError(
@@ -83,6 +88,9 @@ class Engine(Reader):
         self.sight = sight
         self._compiled = native.usable(like)
         self.linear = Linear(weights, compiled=self._compiled)
+        shape = (lanes, config.n_head, room(self.memory), config.d_head)
+        numbers = 2 * config.n_layer * prod(shape) + table_numbers(config, distances=self.memory + chunk_of(lanes))
+        check_fits(numbers, like=like, what=f"a memory of {shown(self.memory)} positions for {shown(lanes)} lanes")
         self.valid_B = torch.zeros(lanes, dtype=torch.int64)
         """How many kept positions of each lane are real."""
         self.read_B = torch.zeros(lanes, dtype=torch.int64)
@@ -90,9 +98,6 @@ class Engine(Reader):
         self._layers = cast(list[Layer], list(model.layers))
         self._weights_at = like.data_ptr()
         self._end = self.memory
-        shape = (lanes, config.n_head, room(self.memory), config.d_head)
-        numbers = 2 * config.n_layer * prod(shape)
-        check_fits(numbers, like=like, what=f"a memory of {self.memory:,} positions for {lanes:,} lanes")
         self._keys = [like.new_zeros(shape) for _ in range(config.n_layer)]
         self._values = [like.new_zeros(shape) for _ in range(config.n_layer)]
         self._spare: list[Tensor] = []
@@ -394,7 +399,7 @@ class Engine(Reader):
     def _known_layers(self, distances: int) -> native.Layers:
         """What the kernels read, for this many distances: made anew only when something moved."""
         farthest = self.model.encoding.farthest
-        distances = distances if farthest is None else farthest + 1
+        distances = distances if farthest is None else min(distances, farthest + 1)
         if self._panels is None or self._panels.distances < distances:
             self._panels = Panels.of(self.model, distances)
             self._table = None

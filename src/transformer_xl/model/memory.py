@@ -12,18 +12,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.errors import CheckpointError, InputError, shown
 from transformer_xl.tensor_files import reading, write_tensors
 
 
-def check_fits(numbers: int, *, like: Tensor, what: str) -> None:
+def check_fits(
+    numbers: int, *, like: Tensor, what: str, way_out: str = "give a smaller --memory, or fewer lanes"
+) -> None:
     """Refuses what is larger than the whole machine. A length may come with a file, where no tensor bounds it."""
     if like.device.type != "cpu" or not hasattr(os, "sysconf"):
         return
     needed, there = numbers * like.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
         raise InputError(
-            f"{what} takes {needed / 1e9:,.0f} GB, and this machine has {there / 1e9:,.0f}; give a smaller --memory, or fewer lanes"
+            f"{what} takes {shown(needed // 10**9)} GB, and this machine has {there // 10**9:,}; {way_out}"
         )
 
 
@@ -40,7 +42,9 @@ class Memory:
     def start(cls, *, layers: int, lanes: int, length: int, width: int, like: Tensor, full: bool = False) -> "Memory":
         """Memory before the first token. `length` 0 grows as tokens come; the full length gives one shape from the start."""
         check_fits(
-            layers * lanes * length * width, like=like, what=f"a memory of {length:,} positions for {lanes:,} lanes"
+            layers * lanes * length * width,
+            like=like,
+            what=f"a memory of {shown(length)} positions for {shown(lanes)} lanes",
         )
         return cls(
             layers=tuple(like.new_zeros(lanes, length, width) for _ in range(layers)),

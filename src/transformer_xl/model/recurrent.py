@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer_xl.config import RecurrentConfig
-from transformer_xl.errors import InputError
+from transformer_xl.errors import InputError, shown
 from transformer_xl.model.dropout import Dropout
-from transformer_xl.model.memory import in_order
+from transformer_xl.model.memory import check_fits, in_order
 from transformer_xl.model.protocol import Output, check_segment
 from transformer_xl.model.scan import linear_scan
 from transformer_xl.model.vocabulary import Vocabulary
@@ -125,6 +125,10 @@ class Recurrent(nn.Module):
     def start_memory(self, lanes: int) -> RecurrentState:
         """Nothing read yet."""
         like, parts = self.vocabulary.bias_V, 2 if self.config.cell == "lstm" else 1
+        widths = sum(width for _, width in self.config.widths())
+        check_fits(
+            lanes * parts * widths, like=like, what=f"a state for {shown(lanes)} lanes", way_out="take fewer lanes"
+        )
         layers = [like.new_zeros(lanes, parts, width) for _, width in self.config.widths()]
         if self._sees_token_before:
             layers.append(like.new_zeros(lanes, 1, self.config.d_model))

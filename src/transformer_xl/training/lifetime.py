@@ -3,15 +3,19 @@
 import os
 import signal as signals
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
+from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import open_plain
+from transformer_xl.files import ASIDE, TEMPORARY, open_plain
 from transformer_xl.progress import Advance, say
 from transformer_xl.training.ranks import ALONE, Ranks
+
+LONGEST_OWNER = 20
+"""Digits of a process's number, which is all that a lock holds."""
 
 
 @contextmanager
@@ -23,6 +27,7 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
     run.refuse_name()
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
+    refuse_strangers(run)
     if find_spec("fcntl") is None:  # Windows
         say(f"this system has no locks for files: see to it that nobody else trains {run.path} meanwhile")
         yield
@@ -42,6 +47,26 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def refuse_strangers(run: RunFolder) -> None:
+    """A folder in which somebody keeps something else: its README.md and config.json are not ours to replace.
+
+    A trainer writes its lock first, then the configuration, and checkpoints much later: it may be killed anywhere between.
+    """
+    names = {path.name for path in run.path.iterdir() if not path.name.startswith((TEMPORARY, ASIDE))}
+    if not names or any((run.checkpoint_at(step) / CHECKSUMS).is_file() for step in run.steps()):
+        return
+    with suppress(CheckpointError):
+        read_config(run.config)
+        return
+    if names == {run.lock.name}:
+        written = run.lock.read_bytes() if run.lock.stat().st_size <= LONGEST_OWNER else b"?"
+        if not written or written.isdigit():
+            return
+    raise CheckpointError(
+        f"{run.path} is not empty and holds no run ({min(names - {run.lock.name} or names)} is in it); choose another --run, or an empty folder"
+    )
 
 
 class StopAsked(Exception):

@@ -19,7 +19,8 @@ from transformer_xl.data.sentences import SentenceLanes
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError, TransformerXLError
 from transformer_xl.evaluation import Figures
-from transformer_xl.model import AnyMemory, AnyModel, Memory, TransformerXL, build_model
+from transformer_xl.model import AnyMemory, AnyModel, Memory, TransformerXL, build_model, parameter_count
+from transformer_xl.model.memory import check_fits
 from transformer_xl.training.optimisation import Average, build_optimiser
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.saved_state import Window, checked_state, of_rank
@@ -63,6 +64,9 @@ class Session:
 
     @classmethod
     def fresh(cls, config: RunConfig, *, store: Store, device: torch.device, ranks: Ranks = ALONE) -> "Session":
+        count = parameter_count(config.model)
+        way_out = "make model.d_model, model.d_inner or model.n_layer smaller"
+        check_fits(count, like=torch.empty(0), what=f"a model of {count:,} weights", way_out=way_out)
         torch.manual_seed(config.training.seed)
         model = build_model(config.model).train()
         if ranks.parallel != "fsdp":  # which moves a layer at a time, for the whole may not fit
