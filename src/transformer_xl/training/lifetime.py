@@ -9,6 +9,7 @@ from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
+from transformer_xl.data.store import MANIFEST
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import ASIDE, TEMPORARY, open_plain
 from transformer_xl.progress import Advance, say
@@ -55,6 +56,8 @@ def refuse_strangers(run: RunFolder) -> None:
     A trainer writes its lock first, then the configuration, and checkpoints much later: it may be killed anywhere between.
     """
     names = {path.name for path in run.path.iterdir() if not path.name.startswith((TEMPORARY, ASIDE))}
+    if (run.path / "data" / MANIFEST).is_file():  # the demo keeps its store beside its run
+        names.discard("data")
     if not names or any((run.checkpoint_at(step) / CHECKSUMS).is_file() for step in run.steps()):
         return
     with suppress(CheckpointError):
