@@ -134,6 +134,9 @@ def clear_leftovers(folder: Path) -> None:
     """
     put_back_all(folder)
     for path in folder.glob(f"{TEMPORARY}*"):
+        if path.is_symlink():  # nobody writes through one, so nobody of ours made it
+            path.unlink(missing_ok=True)
+            continue
         with suppress(OSError), _held(path, wait=False) as ours:
             if ours:
                 _remove(path)

@@ -171,6 +171,8 @@ def test_a_manifest_names_files_of_its_own_folder_only(byte_store, tmp_path, cap
     store = Path(shutil.copytree(byte_store.folder, tmp_path / "store"))
     manifest = json.loads((store / "manifest.json").read_text(encoding="utf-8"))
     manifest["splits"][0]["name"] = "../elsewhere/train"
+    for file in manifest["splits"][0]["files"]:
+        file["name"] = file["name"].replace("train", "../elsewhere/train", 1)
     (store / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert main(["data", str(store)]) == 2
     assert "is no name of a file in it" in capsys.readouterr().err

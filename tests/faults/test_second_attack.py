@@ -91,7 +91,6 @@ def train_words(tmp_path: Path, data: Path, folder: Path) -> list[object]:
         {"README.md": "mine"},
         {"config.json": '{"model_type": "gpt2"}'},
         {"lock": "mine"},
-        {"lock": "1", "notes.txt": "mine"},
         {"checkpoints/step-00000010/weights.bin": "mine", "README.md": "mine"},
     ],
 )
@@ -103,6 +102,14 @@ def test_a_strangers_folder_is_not_trained_into(files, byte_store, tmp_path, cap
     before = contents(folder)
     refused(capsys, train_words(tmp_path, byte_store.folder, folder), "theirs", "no run")
     assert contents(folder) == before
+
+
+def test_a_log_beside_the_run_is_nobodys_harm(byte_store, tmp_path) -> None:
+    """As `txl train ... | tee run/train.log` leaves it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "train.log").write_text("mine", encoding="utf-8")
+    assert main([str(word) for word in train_words(tmp_path, byte_store.folder, tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "train.log").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize("left", [(), ("lock",), ("lock", "config.json"), ("config.json", ".txl-partial-1.json")])

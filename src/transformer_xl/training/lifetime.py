@@ -9,9 +9,8 @@ from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
-from transformer_xl.data.store import MANIFEST
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import ASIDE, TEMPORARY, open_plain
+from transformer_xl.files import open_plain
 from transformer_xl.progress import Advance, say
 from transformer_xl.training.ranks import ALONE, Ranks
 
@@ -55,21 +54,26 @@ def refuse_strangers(run: RunFolder) -> None:
 
     A trainer writes its lock first, then the configuration, and checkpoints much later: it may be killed anywhere between.
     """
-    names = {path.name for path in run.path.iterdir() if not path.name.startswith((TEMPORARY, ASIDE))}
-    if (run.path / "data" / MANIFEST).is_file():  # the demo keeps its store beside its run
-        names.discard("data")
-    if not names or any((run.checkpoint_at(step) / CHECKSUMS).is_file() for step in run.steps()):
+    ours = (run.config, run.environment, run.metrics, run.card, run.checkpoints)
+    there = [path for path in ours if path.exists()]
+    if not there and _is_no_lock(run):
+        there = [run.lock]
+    if not there or any((run.checkpoint_at(step) / CHECKSUMS).is_file() for step in run.steps()):
         return
     with suppress(CheckpointError):
         read_config(run.config)
         return
-    if names == {run.lock.name}:
-        written = run.lock.read_bytes() if run.lock.stat().st_size <= LONGEST_OWNER else b"?"
-        if not written or written.isdigit():
-            return
     raise CheckpointError(
-        f"{run.path} is not empty and holds no run ({min(names - {run.lock.name} or names)} is in it); choose another --run, or an empty folder"
+        f"{run.path} holds no run, but a {there[0].name} of somebody's that training would replace; choose another --run, or an empty folder"
     )
+
+
+def _is_no_lock(run: RunFolder) -> bool:
+    """A lock holds nothing, or the number of a process."""
+    if not run.lock.is_file():
+        return run.lock.exists()
+    written = run.lock.read_bytes() if run.lock.stat().st_size <= LONGEST_OWNER else b"?"
+    return bool(written) and not written.isdigit()
 
 
 class StopAsked(Exception):
