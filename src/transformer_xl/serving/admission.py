@@ -52,7 +52,7 @@ class Admission:
     def send_away(self) -> None:
         """Whoever still waits."""
         for mailbox in self.waiting:
-            mailbox.put(0, Failed(status=503, message=SAYINGS[503]))
+            mailbox.end(Failed(status=503, message=SAYINGS[503]))
 
 
 @dataclass(frozen=True, kw_only=True)

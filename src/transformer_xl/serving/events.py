@@ -138,6 +138,13 @@ class Mailbox:
             self._last[index] = event
         self._queue.put_nowait((index, event))
 
+    def end(self, failure: Failed) -> None:
+        """At once, before anything that still waits to be told: nobody has the time for that any more. Only on the loop's own thread."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._last.clear()
+        self.put(0, failure)
+
 
 class Outbox:
     """Events of one thread, sent to the loop together: one call for all lanes of a step."""
