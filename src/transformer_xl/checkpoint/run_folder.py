@@ -108,7 +108,7 @@ class RunFolder:
         try:
             with open_plain(self.checkpoints / "best.json", "r") as file:
                 step = json.load(file)["step"]
-        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return step if type(step) is int and step in self.steps() else None
 
