@@ -36,7 +36,7 @@ from transformer_xl.generation import (
     text_pieces,
     write_texts,
 )
-from transformer_xl.inference import Reader, make_engine, restore_engine
+from transformer_xl.inference import Reader, make_reader, restore_reader
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.interop.foreign import Lengths
 from transformer_xl.interop.importing import import_run
@@ -223,8 +223,8 @@ class Loaded:
     ) -> Reader:
         """A reader that remembers the last `memory` tokens of each lane, new (with one lane) or as it was saved; see `inference.Engine`."""
         if state is not None:
-            return restore_engine(self.model, state, lanes=lanes, memory=memory, weights=weights)
-        return make_engine(self.model, lanes=1 if lanes is None else lanes, memory=memory, weights=weights)
+            return restore_reader(self.model, state, lanes=lanes, memory=memory, weights=weights)
+        return make_reader(self.model, lanes=1 if lanes is None else lanes, memory=memory, weights=weights)
 
 
 def load(

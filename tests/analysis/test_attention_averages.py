@@ -16,7 +16,7 @@ from transformer_xl.analysis.attention import (
 from transformer_xl.analysis.recording import TOTAL, by_distance, recording, scores_by_distance
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model.attention import attend, hidden_keys
+from transformer_xl.model.attention import Mask
 from transformer_xl.model.reference import attention_probabilities, attention_terms
 
 WITH_MEMORY = [
@@ -58,7 +58,7 @@ def attending(model, function):
     try:
         yield
     finally:
-        model.attend = attend
+        model.attend = None
 
 
 def brute_force(model, tokens, *, segment=SEGMENT):
@@ -68,16 +68,16 @@ def brute_force(model, tokens, *, segment=SEGMENT):
         model.set_lengths(same_length=True)
     rows, state = {}, {"calls": 0, "start": 0}
 
-    def slow(query_BHTK, key_BHSK, value_BHSK, *, distances, hidden_BTS, dropout):
+    def slow(query_BHTK, key_BHSK, value_BHSK, *, distances, mask_BTS, dropout):
         layer = state["calls"] % model.config.n_layer
         state["calls"] += 1
         terms = attention_terms(query_BHTK, key_BHSK, distances=distances)
         present = TERMS_OF[model.config.encoding]
         by_term = {TOTAL: terms.sum()} | {term: getattr(terms, NAMES[term]) for term in present}
         for term, score in by_term.items():
-            probability = attention_probabilities(score, width=query_BHTK.shape[-1], hidden_BTS=hidden_BTS)
+            probability = attention_probabilities(score, width=query_BHTK.shape[-1], mask_BTS=mask_BTS)
             for t in range(query_BHTK.shape[2]):
-                seen = ~hidden_BTS[0, t]
+                seen = ~mask_BTS[0, t]
                 rows.setdefault((layer, state["start"] + t), {})[term] = probability[0, :, t, seen].numpy()
             if term == TOTAL:
                 total = probability
@@ -175,13 +175,13 @@ def test_terms_add_up_to_the_references_scores(encoding, memory):
     generator = torch.Generator().manual_seed(3)
     query, key = (torch.randn(2, 2, length, 3, generator=generator).double() for length in (T, memory + T))
     distances = model.encoding.distances(memory + T)[0]
-    hidden_BTS = hidden_keys(memory=memory, segment=T, valid_B=None, visible_distance=span - 1, device=query.device)
+    mask_BTS = Mask(memory=memory, segment=T, valid_B=None, visible_distance=span - 1, device=query.device).cells_BTS
     with torch.no_grad():
-        scores = scores_by_distance(query, key, distances=distances, hidden_BTS=hidden_BTS, span=span)
+        scores = scores_by_distance(query, key, distances=distances, mask_BTS=mask_BTS, span=span)
         terms = attention_terms(query, key, distances=distances)
     shape = scores.terms["a"].shape
     seen = torch.ones(1, T, span, dtype=torch.bool) if scores.unseen_BTR is None else ~scores.unseen_BTR
-    visible = ~hidden_BTS[:, None].expand(2, 2, T, memory + T)
+    visible = ~mask_BTS[:, None].expand(2, 2, T, memory + T)
     for term, name in NAMES.items():
         expected = getattr(terms, name)[visible] / 3**0.5
         part = scores.terms.get(term, torch.zeros(shape)).expand(shape)
@@ -215,21 +215,21 @@ def test_a_recorded_model_answers_as_always(changes):
         states = {False: usual.memory, True: recorded.memory}
         torch.testing.assert_close(recorded.hidden_BTD, usual.hidden_BTD, rtol=0, atol=1e-10)
     assert seen == [0, 1] * 8
-    assert model.attend is attend
+    assert model.attend is None
 
 
 def test_the_model_is_as_it_was_afterwards_even_after_an_error():
     model = build(train=True)
     config = model.config
     average_attention(model, text(model), lengths=EvaluationConfig(segment=5, memory=4))
-    assert (model.config, model.training, model.attend) == (config, True, attend)
+    assert (model.config, model.training, model.attend) == (config, True, None)
 
     def stop(amount=1, *, note=None):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         average_attention(model, text(model), lengths=EvaluationConfig(segment=5, memory=4), advance=stop)
-    assert (model.config, model.training, model.attend) == (config, True, attend)
+    assert (model.config, model.training, model.attend) == (config, True, None)
 
 
 def test_memory_share_is_what_lies_before_the_segment():

@@ -11,7 +11,7 @@ from transformer_xl.analysis import contexts
 from transformer_xl.analysis.contexts import Stretch, context_losses, farthest_seen, make_stretch
 from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, TrainingConfig
 from transformer_xl.errors import InputError
-from transformer_xl.inference import engine, reader
+from transformer_xl.inference import cache, engine, reader
 from transformer_xl.model import Recurrent
 
 TRAINING = TrainingConfig(segment=7, context=4)
@@ -22,7 +22,7 @@ STRETCH = Stretch(lengths=(3, 8, 13, 18, 23), tokens=29)
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """So small that every reading is cut, its memory is moved, and the last block is not full."""
-    monkeypatch.setattr(engine, "ROOM", 7)
+    monkeypatch.setattr(cache, "ROOM", 7)
     monkeypatch.setattr(reader, "CHUNK", 5)
     monkeypatch.setattr(reader, "LEAST_CHUNK", 3)
     monkeypatch.setattr(contexts, "MOST_LANES", 4)

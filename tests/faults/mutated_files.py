@@ -20,7 +20,7 @@ from transformer_xl.data.store import open_store
 from transformer_xl.errors import TransformerXLError
 from transformer_xl.files import digest
 from transformer_xl.generation import Sampling, generate
-from transformer_xl.inference import Reader, make_engine, restore_engine
+from transformer_xl.inference import Reader, make_reader, restore_reader
 from transformer_xl.model import AnyModel, Recurrent
 from transformer_xl.model.protocol import NOT_FINITE
 from transformer_xl.tensor_files import CHECKSUM
@@ -52,7 +52,7 @@ def put_to_work(model: AnyModel, chance: random.Random) -> str:
     weights = "exact" if plain or chance.random() < 0.75 else "int8"
 
     def work() -> None:
-        make_engine(model, weights=weights).score(tokens_BT)
+        make_reader(model, weights=weights).score(tokens_BT)
         sampling = Sampling(
             temperature=chance.choice((0.0, 1.0)), top_k=chance.choice((0, 5)), seed=chance.randrange(9)
         )
@@ -140,7 +140,7 @@ def engines(place: str, *runs: str) -> Case:
             model = load_checkpoint(run).model
             model.set_lengths(**changes)
             for lanes, tokens in ((1, 30), (2, 3), (1, 0)):
-                engine = make_engine(model, lanes=lanes)
+                engine = make_reader(model, lanes=lanes)
                 if tokens:
                     engine.read(torch.tensor([list(TEXT[:tokens])] * lanes))
                 engine.save(path)
@@ -151,7 +151,7 @@ def engines(place: str, *runs: str) -> Case:
         data = changed_engine(good, chance)
         path.write_bytes(data)
         restored: list[Reader] = []
-        if in_a_sentence(lambda: restored.append(restore_engine(model, path)), about=path.name):
+        if in_a_sentence(lambda: restored.append(restore_reader(model, path)), about=path.name):
             return "refused"
         (engine,) = restored
         lanes, text_BT = engine.lanes, torch.tensor([list(TEXT)]).expand(engine.lanes, -1)
@@ -159,10 +159,10 @@ def engines(place: str, *runs: str) -> Case:
         def work() -> None:
             engine.fork().score(text_BT)
             engine.feed(text_BT[:, :1])
-            both = engine.joined([engine, make_engine(model)])
+            both = engine.joined([engine, make_reader(model)])
             both.read(torch.cat([text_BT, text_BT[:1]])[:, :7])
             both.save(path)
-            assert restore_engine(model, path, lanes=lanes + 1).lanes == lanes + 1
+            assert restore_reader(model, path, lanes=lanes + 1).lanes == lanes + 1
 
         return "ran" if not in_a_sentence(work, about=re.escape(NOT_FINITE)) else "ran, but not finite"
 

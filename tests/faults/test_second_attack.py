@@ -20,7 +20,7 @@ from transformer_xl.errors import CheckpointError, ConfigError, InputError
 from transformer_xl.files import atomic_file
 from transformer_xl.generation import beam_search
 from transformer_xl.inference import Engine
-from transformer_xl.inference.engine import kept_bytes
+from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.library import load
 
 pytestmark = [pytest.mark.usefixtures("without_pictures"), pytest.mark.timeout(60)]
@@ -185,7 +185,7 @@ def test_a_clamp_takes_no_more_than_what_is_read(clamp_len, sight) -> None:
     """Smaller than the memory of 6, within what a segment adds to it, and far beyond: the numbers of torch, one token at a time and many."""
     model = build(clamp_len=clamp_len).eval()
     fast, plain = Engine(model, lanes=2, sight=sight), Engine(model, lanes=2, sight=sight)
-    plain._compiled = plain.linear.compiled = False
+    plain.compiled = plain.linear.compiled = False
     generator = torch.Generator().manual_seed(0)
     for length in (1, 5, 1, 1, 30, 1, 2):
         tokens = torch.randint(13, (2, length), generator=generator)

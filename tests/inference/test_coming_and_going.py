@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from small_models import build
 from transformer_xl.config import RecurrentConfig
 from transformer_xl.errors import InputError
-from transformer_xl.inference import Engine, Reader, make_engine
+from transformer_xl.inference import Engine, Reader, make_reader
 from transformer_xl.model import Recurrent
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -29,7 +29,7 @@ def test_each_lane_of_a_changing_batch_is_what_it_would_be_alone(seed, kind):
         return int(torch.randint(1, most + 1, (1,), generator=generator))
 
     def newcomer() -> Reader:
-        fresh = make_engine(model)
+        fresh = make_reader(model)
         fresh.read(torch.randint(13, (1, number(20)), generator=generator))
         return fresh
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from small_models import build, random_tokens
 from transformer_xl.errors import CheckpointError, InputError
-from transformer_xl.inference import Engine, engine, reader
+from transformer_xl.inference import Engine, cache, reader
 
 CLOSE = {"rtol": 0, "atol": 1e-10}
 
@@ -17,7 +17,7 @@ CLOSE = {"rtol": 0, "atol": 1e-10}
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """So small that every test moves its memory several times."""
-    monkeypatch.setattr(engine, "ROOM", 7)
+    monkeypatch.setattr(cache, "ROOM", 7)
     monkeypatch.setattr(reader, "CHUNK", 5)
     monkeypatch.setattr(reader, "LEAST_CHUNK", 3)
 
@@ -140,10 +140,10 @@ def test_nothing_grows_with_the_text():
     model = build(memory=16)
     reader = Engine(model)
     reader.read(random_tokens(model, lanes=1, length=50))
-    size = sum(buffer.numel() for buffer in (*reader._keys, *reader._values))
+    size = sum(buffer.numel() for buffer in (*reader.kept.keys, *reader.kept.values))
     for _ in range(40):
         reader.read(random_tokens(model, lanes=1, length=5))
-    assert sum(buffer.numel() for buffer in (*reader._keys, *reader._values)) == size
+    assert sum(buffer.numel() for buffer in (*reader.kept.keys, *reader.kept.values)) == size
 
 
 def test_wrong_use_is_named():

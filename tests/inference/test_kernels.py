@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ com
 
 def without_kernels(model, **arguments):
     engine = Engine(model, **arguments)
-    engine._compiled = engine.linear.compiled = False
+    engine.compiled = engine.linear.compiled = False
     return engine
 
 

@@ -7,7 +7,7 @@ import torch
 
 from transformer_xl.config import RecurrentConfig
 from transformer_xl.errors import CheckpointError, InputError
-from transformer_xl.inference import RecurrentEngine, make_engine, reader, restore_engine
+from transformer_xl.inference import RecurrentEngine, make_reader, reader, restore_reader
 from transformer_xl.model import Recurrent
 
 MODELS = [("lstm", 1), ("qrnn", 2)]
@@ -29,7 +29,7 @@ def test_equals_the_forward_under_random_chunks_resets_and_forks(model):
     for seed in range(20):
         chance = random.Random(seed)
         texts = [[] for _ in range(chance.randint(1, 4))]
-        engine = make_engine(model, lanes=len(texts))
+        engine = make_reader(model, lanes=len(texts))
         for _ in range(6):
             action = chance.choice(["read", "read", "reset", "select", "join"])
             if action == "read":
@@ -55,7 +55,7 @@ def test_equals_the_forward_under_random_chunks_resets_and_forks(model):
 
 def test_scores_every_token_given_all_before_it(model):
     tokens_BT = torch.randint(13, (2, 23), generator=torch.Generator().manual_seed(1))
-    engine = make_engine(model, lanes=2)
+    engine = make_reader(model, lanes=2)
     found_BT = torch.cat([engine.score(tokens_BT[:, :4]), engine.score(tokens_BT[:, 4:])], dim=1)
     expected_BT = model(tokens_BT[:, :-1], targets_BT=tokens_BT[:, 1:]).loss_BT
     assert found_BT[:, 0].isnan().all()
@@ -64,20 +64,20 @@ def test_scores_every_token_given_all_before_it(model):
 
 def test_goes_on_after_saving_and_restoring(model, tmp_path):
     tokens_BT = torch.randint(13, (2, 9), generator=torch.Generator().manual_seed(1))
-    engine = make_engine(model, lanes=2)
+    engine = make_reader(model, lanes=2)
     engine.read(tokens_BT)
     engine.save(tmp_path / "state")
-    again = restore_engine(model, tmp_path / "state")
+    again = restore_reader(model, tmp_path / "state")
     assert torch.equal(again.score(tokens_BT), engine.score(tokens_BT))
     (tmp_path / "state").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="not a saved engine"):
-        restore_engine(model, tmp_path / "state")
+        restore_reader(model, tmp_path / "state")
 
 
 def test_refuses_what_is_for_attention(model):
     with pytest.raises(InputError, match="memory: 64 is for attention"):
-        make_engine(model, memory=64)
+        make_reader(model, memory=64)
     with pytest.raises(InputError, match="'int8' is for Transformer-XL"):
-        make_engine(model, weights="int8")
+        make_reader(model, weights="int8")
     with pytest.raises(InputError, match="lane 1 does not exist"):
-        make_engine(model).reset([1])
+        make_reader(model).reset([1])

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from small_models import build, random_tokens
 from transformer_xl.config import RecurrentConfig
 from transformer_xl.errors import CheckpointError
-from transformer_xl.inference import Engine, make_engine, restore_engine
+from transformer_xl.inference import Engine, make_reader, restore_reader
 from transformer_xl.model import build_model
 from transformer_xl.tensor_files import write_tensors
 
@@ -21,7 +21,7 @@ def path(tmp_path):
 
 
 def saved(path, model, *, lanes=1, tokens=READ):
-    engine = make_engine(model, lanes=lanes)
+    engine = make_reader(model, lanes=lanes)
     if tokens:
         engine.read(random_tokens(model, lanes=lanes, length=tokens))
     engine.save(path)
@@ -99,7 +99,7 @@ def test_no_kind_of_engine_takes_what_it_cannot_have(model, path):
     for name, value in wrong.items():
         write_tensors(path, {**tensors, name: value.contiguous()}, metadata=metadata_of(path))
         with pytest.raises(CheckpointError, match=name):
-            restore_engine(model, path)
+            restore_reader(model, path)
 
 
 def test_damage_is_found_by_the_files_own_checksum(path):
@@ -121,20 +121,20 @@ def test_damage_is_found_by_the_files_own_checksum(path):
 def test_a_file_of_before_checksums_is_taken_if_everything_fits(model, path):
     tokens = random_tokens(model, lanes=1, length=9)
     tensors = saved(path, model)
-    newer = restore_engine(model, path).score(tokens)
+    newer = restore_reader(model, path).score(tokens)
     save_file(tensors, path, metadata=metadata_of(path) or None)
-    assert torch.equal(restore_engine(model, path).score(tokens), newer)
+    assert torch.equal(restore_reader(model, path).score(tokens), newer)
 
 
 def test_lanes_memory_and_sight_are_those_asked_for(path):
     model = build(memory=6)
     saved(path, model, lanes=2)
     with pytest.raises(CheckpointError, match="has 2 lanes where 1 are asked for; give lanes=2"):
-        restore_engine(model, path, lanes=1)
+        restore_reader(model, path, lanes=1)
     with pytest.raises(
         CheckpointError, match=r"keys.0 has shape \[2, 2, 6, 3\] where this model asks for \[2, 2, 9, 3\]"
     ):
-        restore_engine(model, path, memory=9)
+        restore_reader(model, path, memory=9)
     with pytest.raises(CheckpointError, match="saved under the rule of sight 'last', not 'segment'"):
         Engine.restore(model, path, sight="segment")
     Engine(model, memory=9, sight="segment").save(path)
@@ -156,8 +156,8 @@ def test_lanes_that_no_machine_has_room_for_are_a_sentence(path):
 def test_a_reader_that_joins_one_that_has_read_nothing_keeps_what_it_predicts_from():
     model = build(memory=6)
     tokens = random_tokens(model, lanes=1, length=12)
-    alone = make_engine(model)
+    alone = make_reader(model)
     alone.read(tokens[:, :READ])
-    both = Engine.joined([alone, make_engine(model)])
+    both = Engine.joined([alone, make_reader(model)])
     scores = both.score(tokens[:, READ:].expand(2, -1))
     torch.testing.assert_close(scores[:1], alone.score(tokens[:, READ:]), rtol=0, atol=1e-10)

@@ -20,7 +20,7 @@ from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.data.tokenizers import NumberTokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, DataError, ImportRefused, InputError, TransformerXLError
 from transformer_xl.files import digest
-from transformer_xl.inference import make_engine
+from transformer_xl.inference import make_reader
 from transformer_xl.interop.foreign import Lengths
 from transformer_xl.interop.huggingface import (
     config_to_huggingface,
@@ -178,7 +178,7 @@ def test_a_memory_larger_than_the_machine_is_refused_where_it_would_be_made(tmp_
     (tmp_path / "config.json").write_text(json.dumps({**told, "mem_len": HUGE}))
     import_run(tmp_path, tmp_path / "run", lengths=Lengths())
     loaded = load(tmp_path / "run")
-    for use in (loaded.engine, lambda: loaded.model.start_memory(1), lambda: make_engine(loaded.model)):
+    for use in (loaded.engine, lambda: loaded.model.start_memory(1), lambda: make_reader(loaded.model)):
         with pytest.raises(
             InputError, match=r"a memory of 2147483646 positions for 1 lanes takes .* give a smaller --memory"
         ):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from small_models import build, random_memory, random_tokens
-from transformer_xl.model.attention import attend, fused_attend, hidden_keys, relative_shift
+from transformer_xl.model.attention import Mask, attend, fused_attend, relative_shift
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.reference import attention_terms, reference_attend
 
@@ -47,13 +47,13 @@ def leaves(lanes, memory, segment, pieces, seed):
 @settings(max_examples=150, deadline=None)
 def test_fast_equals_reference_with_gradients(case):
     lanes, memory, segment, valid, visible, pieces, seed = case
-    hidden_BTS = hidden_keys(
+    mask_BTS = Mask(
         memory=memory,
         segment=segment,
         valid_B=None if valid is None else torch.tensor(valid),
         visible_distance=visible,
         device=torch.device("cpu"),
-    )
+    ).cells_BTS
     answers = []
     for function in (attend, partial(fused_attend, dropout=0.0), reference_attend):
         named = leaves(lanes, memory, segment, pieces, seed)
@@ -63,7 +63,7 @@ def test_fast_equals_reference_with_gradients(case):
             named["key"],
             named["value"],
             distances=Distances(**tables),
-            hidden_BTS=hidden_BTS,
+            mask_BTS=mask_BTS,
             **({} if isinstance(function, partial) else {"dropout": lambda probability: probability}),
         )
         weights = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
@@ -181,7 +181,7 @@ def test_the_four_terms_are_the_papers():
 @pytest.mark.parametrize(("keys", "count"), [("memory", 4), ("memory+1", 5)])
 def test_same_length_shows_every_query_the_published_count(keys, count):
     model = build(memory=4, same_length=True, same_length_keys=keys)
-    hidden = hidden_keys(
+    mask = Mask(
         memory=4, segment=6, valid_B=None, visible_distance=model.config.visible_distance, device=torch.device("cpu")
-    )
-    assert (~hidden).sum(-1).tolist() == [[count] * 6]
+    ).cells_BTS
+    assert (~mask).sum(-1).tolist() == [[count] * 6]

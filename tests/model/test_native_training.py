@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from small_models import build, random_memory, random_tokens
 from transformer_xl import native
 from transformer_xl.model import Memory
-from transformer_xl.model.attention import Sight, hidden_keys
+from transformer_xl.model.attention import Mask
+from transformer_xl.model.backends import native_attend
 from transformer_xl.model.dropout import Dropout, dropped
 from transformer_xl.model.encodings import Distances
-from transformer_xl.model.native_attention import native_attend
 from transformer_xl.model.reference import reference_attend
 from transformer_xl.native import doors
 
@@ -48,16 +48,16 @@ def by_kernels(case, query, memory, key_value, relative, content=None, position=
 def by_the_formula(case, query, memory, key_value, relative, content=None, position=None):
     _, M, T, _, _, valid, visible, _, _ = case
     key_BHSK, value_BHSK = torch.cat([memory, key_value], 1).permute(2, 0, 3, 1, 4)
-    hidden_BTS = hidden_keys(
+    mask_BTS = Mask(
         memory=M,
         segment=T,
         valid_B=None if valid is None else torch.tensor(valid),
         visible_distance=visible,
         device=torch.device("cpu"),
-    )
+    ).cells_BTS
     distances = Distances(relative_key_HSK=relative.transpose(0, 1), content_bias_HK=content, position_bias_HK=position)
     mixed_BHTK = reference_attend(
-        query.transpose(1, 2), key_BHSK, value_BHSK, distances=distances, hidden_BTS=hidden_BTS, dropout=lambda p: p
+        query.transpose(1, 2), key_BHSK, value_BHSK, distances=distances, mask_BTS=mask_BTS, dropout=lambda p: p
     )
     return mixed_BHTK.transpose(1, 2)
 
@@ -197,7 +197,7 @@ def test_the_kernels_are_really_used(monkeypatch):
     assert set(called) == {"attend_forward", "attend_backward", "drop", "relu_drop", "relu_drop_backward"}
 
 
-def test_sight_says_the_same_in_both_ways():
-    sight = Sight(memory=4, segment=3, valid_B=torch.tensor([4, 1]), visible_distance=None, device=torch.device("cpu"))
-    first_seen_B = (~sight.hidden_BTS).float().argmax(2)[:, 0]
-    assert sight.lowest_B(2).tolist() == first_seen_B.tolist() == [0, 3]
+def test_a_mask_says_the_same_in_both_ways():
+    mask = Mask(memory=4, segment=3, valid_B=torch.tensor([4, 1]), visible_distance=None, device=torch.device("cpu"))
+    first_seen_B = (~mask.cells_BTS).float().argmax(2)[:, 0]
+    assert mask.lowest_B(2).tolist() == first_seen_B.tolist() == [0, 3]

@@ -88,10 +88,10 @@ def test_positions_outside_of_the_memory_are_refused_and_nothing_is_touched(wher
     engine = Engine(model, lanes=2)
     engine.read(torch.tensor([[1, 2, 3], [4, 5, 6]]))
     layers, config = engine._table, model.config
-    end = engine._end if "room" not in where else layers.sizes.room
-    lowest_B = torch.tensor([engine._end - 3, where.get("lowest", engine._end - 3)])
+    end = engine.kept.end if "room" not in where else layers.sizes.room
+    lowest_B = torch.tensor([engine.kept.end - 3, where.get("lowest", engine.kept.end - 3)])
     at = {"end": where.get("end", end), "limit": where.get("limit", config.memory)}
-    before = [buffer.clone() for buffer in (*engine._keys, *engine._values)]
+    before = [buffer.clone() for buffer in (*engine.kept.keys, *engine.kept.values)]
     D, X = config.d_model, config.n_head * config.d_head
     hidden, query, key_value = (torch.zeros(2, length, width, dtype=torch.float64) for width in (D, X, 2 * X))
 
@@ -103,7 +103,7 @@ def test_positions_outside_of_the_memory_are_refused_and_nothing_is_touched(wher
 
     with pytest.raises(InputError, match="positions that lie outside of its memory"):
         call()
-    for found, expected in zip((*engine._keys, *engine._values), before, strict=True):
+    for found, expected in zip((*engine.kept.keys, *engine.kept.values), before, strict=True):
         assert torch.equal(found, expected)
 
 

@@ -15,7 +15,7 @@ from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
 from transformer_xl.inference import Engine
-from transformer_xl.inference.engine import kept_bytes
+from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.serving.budget import Cost, available_bytes, needed_bytes, within_memory
 from transformer_xl.serving.events import Outbox
 from transformer_xl.serving.lanes import Lanes

@@ -27,8 +27,8 @@ from transformer_xl.errors import InputError
 from transformer_xl.evaluation import make_rule
 from transformer_xl.evaluation.evaluate import using_lengths
 from transformer_xl.evaluation.rules import KEPT_BYTES, MOST_LANES
-from transformer_xl.inference import Reader, make_engine
-from transformer_xl.inference.engine import kept_bytes
+from transformer_xl.inference import Reader, make_reader
+from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.model import AnyModel, Recurrent
 from transformer_xl.progress import progress
 
@@ -207,7 +207,7 @@ def _blocks(lengths: list[int], *, stretch: Stretch, lanes: int) -> Iterator[_Bl
 
 def _reader(model: AnyModel, *, lanes: int) -> Hidden:
     if isinstance(model, Recurrent) or model.config.memory:
-        return _with_memory(make_engine(model, lanes=lanes))
+        return _with_memory(make_reader(model, lanes=lanes))
     if model.config.encoding in ENCODINGS_WITHOUT_MEMORY:
         # These positions count from the window's end: another length is another window, computed anew.
         return lambda tokens_BT, lengths: torch.stack(

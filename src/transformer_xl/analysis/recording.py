@@ -68,10 +68,10 @@ def recording(model: TransformerXL, *, span: int, record: Record) -> Iterator[No
         value_BHSK: Tensor,
         *,
         distances: Distances,
-        hidden_BTS: Tensor,
+        mask_BTS: Tensor,
         dropout: AttentionDropout,
     ) -> Tensor:
-        scores = scores_by_distance(query_BHTK, key_BHSK, distances=distances, hidden_BTS=hidden_BTS, span=span)
+        scores = scores_by_distance(query_BHTK, key_BHSK, distances=distances, mask_BTS=mask_BTS, span=span)
         probability_BHTR = scores.probability(TOTAL)
         record(next(calls) % model.config.n_layer, scores, probability_BHTR)
         B, H, T, R = probability_BHTR.shape
@@ -87,7 +87,7 @@ def recording(model: TransformerXL, *, span: int, record: Record) -> Iterator[No
 
 
 def scores_by_distance(
-    query_BHTK: Tensor, key_BHSK: Tensor, *, distances: Distances, hidden_BTS: Tensor, span: int
+    query_BHTK: Tensor, key_BHSK: Tensor, *, distances: Distances, mask_BTS: Tensor, span: int
 ) -> Scores:
     """The terms of Section 3.3, each alone and scaled as their sum is; `reference.attention_terms` gives the same by key, unscaled."""
     T, scale = query_BHTK.shape[2], query_BHTK.shape[3] ** -0.5
@@ -106,7 +106,7 @@ def scores_by_distance(
         terms["d"] = d_HR[None, :, None]
     if distances.distance_bias_HS is not None:
         terms["d"] = _newest(distances.distance_bias_HS * scale, span, axis=1)[None, :, None]
-    unseen_BTR = by_distance(_newest(hidden_BTS, W, axis=2, missing=True)[:, None], span=span)[:, 0]
+    unseen_BTR = by_distance(_newest(mask_BTS, W, axis=2, missing=True)[:, None], span=span)[:, 0]
     return Scores(terms=terms, unseen_BTR=unseen_BTR if bool(unseen_BTR.any()) else None)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from transformer_xl.inference import Engine
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.attention import Sight
+from transformer_xl.model.attention import Mask
+from transformer_xl.model.backends import backend_of, segment_attention
 from transformer_xl.model.encodings import Distances
 
 
@@ -25,7 +26,7 @@ class WindowReader:
         shared = model.state_dict()
         lower.load_state_dict({name: shared[name] for name in lower.state_dict()}, assign=True)
         self._lower = Engine(lower.eval(), memory=0, sight="segment")
-        self._distances: dict[int, Distances] = {}
+        self._distances: dict[int, list[Distances]] = {}
 
     @torch.inference_mode()
     def step(self, tokens_BT: Tensor) -> Tensor:
@@ -34,9 +35,10 @@ class WindowReader:
         self._lower.reset(range(len(tokens_BT)))
         hidden_BTD = self._lower.read(tokens_BT)
         if T not in self._distances:
-            self._distances = {T: self.model.encoding.distances(T)[-1]}
-        sight = Sight(memory=T - 1, segment=1, valid_B=None, visible_distance=None, device=tokens_BT.device)
+            self._distances = {T: self.model.encoding.distances(T)}
+        mask = Mask(memory=T - 1, segment=1, valid_B=None, visible_distance=None, device=tokens_BT.device)
+        by = backend_of("attention", self.model.config, hidden_BTD)
         # To the last layer all positions but one are memory: that one asks, and nothing is computed for the others but keys and values.
-        last = self.model.layers[-1]
-        answer_B1D: Tensor = last(hidden_BTD[:, -1:], hidden_BTD[:, :-1], self._distances[T], sight, self.model.attend)
+        attend = segment_attention(by, self._distances[T], mask)
+        answer_B1D: Tensor = self.model.layers[-1](hidden_BTD[:, -1:], hidden_BTD[:, :-1], attend)
         return answer_B1D[:, 0]

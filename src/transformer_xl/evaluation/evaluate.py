@@ -18,7 +18,7 @@ from transformer_xl.data.segments import Segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
 from transformer_xl.evaluation.rules import PAPER_LANES, Rule, RuleName, lanes_for, warm_up_tokens
-from transformer_xl.inference import Reader, make_engine
+from transformer_xl.inference import make_reader
 from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
@@ -186,18 +186,18 @@ def _numbers(loss_BT: Tensor) -> Losses:
 def _score_segments(
     model: AnyModel, stream: Any, losses: Losses, *, weights: WeightKind, advance: Advance | None
 ) -> None:
-    device = model.vocabulary.bias_V.device
-    engine: Reader | None = None
+    device, reader = model.vocabulary.bias_V.device, None
     segment: Segment
     for segment in stream:
         tokens_BT = torch.from_numpy(segment.tokens).to(device)
         targets_BT = torch.from_numpy(segment.targets).to(device)
-        if model.config.remembers:
-            engine = engine or make_engine(model, lanes=len(tokens_BT), sight="segment", weights=weights)
-            check_tokens(targets_BT, vocabulary=model.config.vocabulary, name="targets", lowest=NOT_A_TARGET)
-            loss_BT = model.vocabulary.loss(engine.read(tokens_BT), targets_BT, linear=engine.linear)
-        else:
-            loss_BT = model(tokens_BT, targets_BT=targets_BT).loss_BT
+        check_tokens(targets_BT, vocabulary=model.config.vocabulary, name="targets", lowest=NOT_A_TARGET)
+        if reader is None:
+            lanes, window = tokens_BT.shape
+            reader = make_reader(model, lanes=lanes, sight="segment", weights=weights, window=window)
+        elif not model.config.remembers:
+            reader.reset(range(reader.lanes))
+        loss_BT = model.vocabulary.loss(reader.read(tokens_BT), targets_BT, linear=reader.linear)
         scored = segment.positions >= 0
         losses[segment.positions[scored]] = _numbers(loss_BT)[scored]
         if advance:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.engine import kept_bytes
+from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.inference.weights import WeightKind
 
 RuleName = Literal["exact", "paper", "sliding"]

@@ -3,100 +3,28 @@
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from transformer_xl import native
-from transformer_xl.config import ModelConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation.sampling import Sampler, Sampling
 from transformer_xl.generation.text import TextStream
-from transformer_xl.inference import Engine, make_engine
+from transformer_xl.inference import Reader, make_reader
 from transformer_xl.inference.distribution import Distribution
 from transformer_xl.inference.weights import WeightKind
-from transformer_xl.model import AnyModel, Recurrent, TransformerXL
+from transformer_xl.model import AnyModel
 
-WINDOW = 256
-"""How much text a model without memory is shown."""
 READ_AT_ONCE = 4096
 """Longer prompts are read in pieces of this many tokens, so that what they need does not grow with them."""
-
-
-def window_of(config: ModelConfig) -> int:
-    return min(WINDOW, config.learned_positions or WINDOW)
-
-
-class Reading(Protocol):
-    """An engine, or what stands in for it where there is no memory."""
-
-    @property
-    def model(self) -> AnyModel: ...
-
-    last_hidden_BD: Tensor | None
-
-    def read(self, tokens_BT: Tensor) -> Tensor: ...
-
-    def select(self, lanes: Sequence[int], /) -> "Reading": ...
-
-    @classmethod
-    def joined(cls, readers: Sequence[Any], /) -> "Reading": ...
-
-    def grown(self, readers: Sequence[Any], /) -> "Reading": ...
-
-    def without(self, lanes: Collection[int], /) -> tuple["Reading", list[int]]: ...
-
-    def head_logits(self, hidden_BD: Tensor) -> Tensor: ...
-
-    def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor: ...
-
-
-class Windows:
-    """Reads without memory: the last tokens of each lane are read again for every new one, as the vanilla model must."""
-
-    def __init__(self, model: TransformerXL) -> None:
-        self.model = model
-        self.last_hidden_BD: Tensor | None = None
-        self.head_logits = model.vocabulary.head_logits
-        self.cluster_logits = model.vocabulary.cluster_logits
-        self._texts: list[list[int]] = [[]]
-
-    @torch.inference_mode()
-    def read(self, tokens_BT: Tensor) -> Tensor:
-        """The last position's hidden state, [B, 1, D]."""
-        length = window_of(self.model.config)
-        self._texts = [[*text, *tokens][-length:] for text, tokens in zip(self._texts, tokens_BT.tolist(), strict=True)]
-        hidden = [self.model(tokens_BT.new_tensor([text])).hidden_BTD[0, -1] for text in self._texts]
-        self.last_hidden_BD = torch.stack(hidden)
-        return self.last_hidden_BD[:, None]
-
-    def select(self, lanes: Sequence[int]) -> "Windows":
-        return self.joined([self], lanes)
-
-    def grown(self, readers: Sequence["Windows"]) -> "Windows":
-        return self.joined([self, *readers])
-
-    def without(self, lanes: Collection[int]) -> tuple["Windows", list[int]]:
-        stay = [lane for lane in range(len(self._texts)) if lane not in lanes]
-        return self.select(stay), stay
-
-    @classmethod
-    def joined(cls, readers: Sequence["Windows"], lanes: Sequence[int] | None = None) -> "Windows":
-        other = cls(readers[0].model)
-        texts = [text for reader in readers for text in reader._texts]
-        chosen = range(len(texts)) if lanes is None else lanes
-        other._texts = [texts[lane] for lane in chosen]
-        hidden = [reader.last_hidden_BD for reader in readers if reader.last_hidden_BD is not None]
-        other.last_hidden_BD = torch.cat(hidden)[list(chosen)] if hidden else None
-        return other
 
 
 class Batch:
     """Lanes that write at the same time, each with its own sampler. A lane that is done leaves, and the others never notice."""
 
-    def __init__(self, reader: Reading, samplers: Sequence[Sampler]) -> None:
+    def __init__(self, reader: Reader, samplers: Sequence[Sampler]) -> None:
         """`reader` has read every lane's prompt; `samplers` are the lanes' own, in order."""
         self.lanes = list(range(len(samplers)))
         """Those that still write."""
@@ -107,8 +35,8 @@ class Batch:
     def step(self) -> dict[int, int]:
         """The next token of every lane. Reads the one before only now: nobody may want a next."""
         reader = self._reader
-        if self._unread and isinstance(reader, Engine) and reader.writes and all(s.plain for s in self._samplers):
-            self._unread = self._write(reader)
+        if self._unread and reader.writes and all(s.plain for s in self._samplers):
+            self._unread = self._write()
             return dict(zip(self.lanes, self._unread, strict=True))
         if self._unread:
             device = reader.model.vocabulary.bias_V.device
@@ -119,13 +47,13 @@ class Batch:
         self._unread = next_token.ask([self._samplers[lane].pick for lane in self.lanes])
         return dict(zip(self.lanes, self._unread, strict=True))
 
-    def _write(self, engine: Engine) -> list[int]:
+    def _write(self) -> list[int]:
         own = [self._samplers[lane] for lane in self.lanes]
         if self._choices is None:
             self._choices = (native.Choice * len(own))(*(sampler.choice() for sampler in own))
         for choice, sampler in zip(self._choices, own, strict=True):
             choice.share = sampler.share()
-        return engine.write(self._unread, self._choices)
+        return self._reader.write(self._unread, self._choices)
 
     def leave(self, lanes: Collection[int]) -> None:
         stay = [place for place, lane in enumerate(self.lanes) if lane not in lanes]
@@ -201,18 +129,11 @@ def start_batch(
     return Batch(read_prompts(model, prompts, weights=weights), samplers)
 
 
-def read_prompts(model: AnyModel, prompts: Sequence[Sequence[int]], *, weights: WeightKind = "exact") -> Reading:
+def read_prompts(model: AnyModel, prompts: Sequence[Sequence[int]], *, weights: WeightKind = "exact") -> Reader:
     """A reader with a lane for each prompt. Every prompt is read for itself, and once, however many lanes share it."""
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise InputError("the prompt holds no tokens; give at least one")
-    if isinstance(model, Recurrent) or model.config.remembers:
-        return _read_each(make_engine(model, weights=weights), prompts)
-    if weights != "exact":
-        raise InputError(f"weights: {weights!r} is for models with memory; give this one a memory, or take 'exact'")
-    return _read_each(Windows(model), prompts)
-
-
-def _read_each(fresh: Reading, prompts: Sequence[Sequence[int]]) -> Reading:
+    fresh = make_reader(model, weights=weights)
     device = fresh.model.vocabulary.bias_V.device
     place_of: dict[tuple[int, ...], int] = {}
     places = [place_of.setdefault(tuple(prompt), len(place_of)) for prompt in prompts]

@@ -15,9 +15,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint
 from transformer_xl.config.sources import read_file
 from transformer_xl.errors import CheckpointError, InputError, TransformerXLError
-from transformer_xl.generation.generate import window_of
 from transformer_xl.huggingface.configuration import TransformerXLConfig
 from transformer_xl.huggingface.reading import distances_needed, read_segment
+from transformer_xl.inference.windows import window_of
 from transformer_xl.interop.foreign import SAVED_PREFIX
 from transformer_xl.interop.layout import check_shapes
 from transformer_xl.model import NOT_A_TARGET, TransformerXL

@@ -8,8 +8,9 @@ A token sees itself and as many before it as its model remembers, however the te
 same numbers as `inference.Engine`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from transformers.cache_utils import Cache
 
 from transformer_xl.huggingface.configuration import reach_of
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.attention import hidden_keys
+from transformer_xl.model.attention import Mask, attend
+from transformer_xl.model.backends import heads
 from transformer_xl.model.encodings import Distances
-from transformer_xl.model.transformer import Layer
+from transformer_xl.model.layer import Layer
 
 
 def distances_needed(model: TransformerXL, tokens: int, *, cache: Cache | None) -> int:
@@ -48,48 +50,30 @@ def read_segment(
     kept = past if reach is None else min(past, reach)
     starts_with_zeros = config.remembers and config.initial_memory == "zeros"
     before = reach if starts_with_zeros and reach is not None else kept
-    hidden_BTS = hidden_keys(memory=before, segment=T, valid_B=None, visible_distance=reach, device=tokens_BT.device)
+    mask = Mask(memory=before, segment=T, valid_B=None, visible_distance=reach, device=tokens_BT.device)
+    mask_BTS = mask.cells_BTS
     unreal_BT = None if real_BP is None else ~real_BP[:, -T:]
     if real_BP is not None and not starts_with_zeros:
-        hidden_BTS = hidden_BTS | ~real_BP[:, None, real_BP.shape[1] - before - T :]
+        mask_BTS = mask_BTS | ~real_BP[:, None, real_BP.shape[1] - before - T :]
         # Padding sees itself, or its row would have nothing to share its attention between; nobody else sees it.
-        hidden_BTS[:, torch.arange(T), before + torch.arange(T)] = False
+        mask_BTS[:, torch.arange(T), before + torch.arange(T)] = False
     distances = [layer.nearest(before + T) for layer in distances]
-    nothing_B0D = model.vocabulary.bias_V.new_zeros(tokens_BT.shape[0], 0, config.d_model)
 
-    def attend_in(number: int, layer: Layer) -> Callable[..., Tensor]:
-        start_2H1K = _start(layer) if starts_with_zeros else None
+    def attend_here(layer: Layer, query_BTX: Tensor, _: Tensor | None, key_value_BTX: Tensor) -> Tensor:
+        start = [kept_HK[:, None] for kept_HK in layer.start()] if starts_with_zeros else []
+        (query_BHTK,), new = heads(layer, query_BTX), list(heads(layer, key_value_BTX))
+        if start and unreal_BT is not None:
+            new = [torch.where(unreal_BT[:, None, :, None], *pair) for pair in zip(start, new, strict=True)]
+        known = new if cache is None else list(cache.update(*new, layer.number))
+        known = [part_BHSK[:, :, part_BHSK.shape[2] - kept - T :] for part_BHSK in known]
+        if start and before > kept:
+            known = [
+                torch.cat([start_H1K.expand(len(part_BHSK), -1, before - kept, -1), part_BHSK], dim=2)
+                for start_H1K, part_BHSK in zip(start, known, strict=True)
+            ]
+        seen: dict[str, Any] = {"distances": distances[layer.number], "mask_BTS": mask_BTS}
+        dropout = partial(layer.attention_dropout, time_axis=2)
+        mixed_BHTK = (model.attend or attend)(query_BHTK, *known, **seen, dropout=dropout)
+        return mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
 
-        def attend(query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, **how: Any) -> Tensor:
-            new = [key_BHTK, value_BHTK]
-            if start_2H1K is not None and unreal_BT is not None:
-                new = [torch.where(unreal_BT[:, None, :, None], *pair) for pair in zip(start_2H1K, new, strict=True)]
-            known = list(new) if cache is None else list(cache.update(*new, number))
-            known = [part_BHSK[:, :, part_BHSK.shape[2] - kept - T :] for part_BHSK in known]
-            if start_2H1K is not None and before > kept:
-                known = [
-                    torch.cat([start_H1K.expand(len(part_BHSK), -1, before - kept, -1), part_BHSK], dim=2)
-                    for start_H1K, part_BHSK in zip(start_2H1K, known, strict=True)
-                ]
-            return model.attend(query_BHTK, *known, **how)
-
-        return attend
-
-    hidden_BTD = model.encoding.enter_first(model.vocabulary.embed(tokens_BT))
-    hidden_BTD = model.embedding_dropout(hidden_BTD, 1)
-    for number, layer in enumerate(cast(list[Layer], list(model.layers))):
-        entered_BTD = model.encoding.enter(hidden_BTD, layer=number)
-        hidden_BTD = layer(entered_BTD, nothing_B0D, distances[number], hidden_BTS, attend_in(number, layer))
-    if model.final_norm is not None:
-        hidden_BTD = model.final_norm(hidden_BTD)
-    hidden_BTD = model.output_dropout(hidden_BTD, 1)
-    return cast(Tensor, hidden_BTD)
-
-
-def _start(layer: Layer) -> tuple[Tensor, Tensor]:
-    """Key and value of a zero vector, [H, 1, K]: before the first token there are as many as the model remembers."""
-    config = layer.config
-    zero_D = layer.query.weight.new_zeros(config.d_model)
-    prepared_D = layer.attention_norm(zero_D) if config.norm == "pre" else zero_D
-    key_H1K, value_H1K = layer.key_value(prepared_D).view(2, config.n_head, 1, config.d_head)
-    return key_H1K, value_H1K
+    return model.through_layers(model.enter(tokens_BT), attend_here)

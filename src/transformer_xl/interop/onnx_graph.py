@@ -47,12 +47,13 @@ class Graph(nn.Module):
         config = self.model.config
         nothing = self.model.vocabulary.bias_V.new_zeros(tokens_BT.shape[0], 0, config.d_model)
         layers = memory or [nothing] * config.n_layer
-        passed = self.model.pass_through(tokens_BT, layers, valid_B=None)
+        inputs: list[Tensor] = []
+        hidden_BTD = self.model.pass_through(tokens_BT, layers, valid_B=None, inputs=inputs)
         new = [
             torch.cat([old_BMD, new_BTD], dim=1)[:, -config.memory :]
-            for old_BMD, new_BTD in zip(memory, passed.inputs, strict=False)
+            for old_BMD, new_BTD in zip(memory, inputs, strict=False)
         ]
-        return self.model.log_probabilities(passed.hidden_BTD), new
+        return self.model.log_probabilities(hidden_BTD), new
 
 
 def write_graph(model: TransformerXL, path: Path) -> None:

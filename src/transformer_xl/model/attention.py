@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from transformer_xl.model.encodings import Distances
 
 AttentionDropout = Callable[[Tensor], Tensor]
+Attention = Callable[..., Tensor]
+"""`attend`, or another that takes and gives the same."""
 
 
 class _RelativeShift(torch.autograd.Function):
@@ -60,15 +62,15 @@ def attend(
     value_BHSK: Tensor,
     *,
     distances: Distances,
-    hidden_BTS: Tensor,
+    mask_BTS: Tensor,
     dropout: AttentionDropout,
 ) -> Tensor:
-    """What each query gathers, [B, H, T, K]. `hidden_BTS` (or [1, T, S]) is True where a query must not look."""
+    """What each query gathers, [B, H, T, K]. `mask_BTS` (or [1, T, S]) is True where a query must not look."""
     content_query_BHTK, position_BHTS = _queries_and_positions(query_BHTK, distances)
     score_BHTS = content_query_BHTK @ key_BHSK.transpose(-1, -2)  # (a) + (c)
     if position_BHTS is not None:
         score_BHTS = score_BHTS + position_BHTS
-    score_BHTS = score_BHTS.masked_fill(hidden_BTS[:, None], float("-inf"))
+    score_BHTS = score_BHTS.masked_fill(mask_BTS[:, None], float("-inf"))
     probability_BHTS = dropout(torch.softmax(score_BHTS, dim=-1))
     return probability_BHTS.to(value_BHSK.dtype) @ value_BHSK
 
@@ -79,14 +81,14 @@ def fused_attend(
     value_BHSK: Tensor,
     *,
     distances: Distances,
-    hidden_BTS: Tensor,
+    mask_BTS: Tensor,
     dropout: float,
 ) -> Tensor:
     """The same through torch's fused attention, to which terms (b) and (d) are a bias: scores and probabilities are never kept."""
     content_query_BHTK, position_BHTS = _queries_and_positions(query_BHTK, distances)
     if position_BHTS is None:
         position_BHTS = query_BHTK.new_zeros(1)
-    bias_BHTS = position_BHTS.masked_fill(hidden_BTS[:, None], float("-inf"))
+    bias_BHTS = position_BHTS.masked_fill(mask_BTS[:, None], float("-inf"))
     return F.scaled_dot_product_attention(
         content_query_BHTK, key_BHSK, value_BHSK, attn_mask=bias_BHTS, dropout_p=dropout, scale=1.0
     )
@@ -111,45 +113,30 @@ def _queries_and_positions(query_BHTK: Tensor, distances: Distances) -> tuple[Te
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
-    """Which keys each query of a segment may look at."""
+class Mask:
+    """Which keys the queries of a segment must not look at."""
 
     memory: int
     """How many of the keys are memory."""
     segment: int
     valid_B: Tensor | None
-    """How many positions of each lane's memory are real; None: all."""
+    """How many positions of each lane's memory are real; None: all, and one mask, [1, T, S], serves every lane."""
     visible_distance: int | None
     device: torch.device
 
     @cached_property
-    def hidden_BTS(self) -> Tensor:
-        """True where a query must not look; see `hidden_keys`."""
-        return hidden_keys(
-            memory=self.memory,
-            segment=self.segment,
-            valid_B=self.valid_B,
-            visible_distance=self.visible_distance,
-            device=self.device,
-        )
+    def cells_BTS(self) -> Tensor:
+        """True where a query must not look: the future, what lies beyond `visible_distance`, and memory that is not real."""
+        key_S = torch.arange(self.memory + self.segment, device=self.device)
+        distance_TS = torch.arange(self.segment, device=self.device)[:, None] + self.memory - key_S
+        mask_BTS = (distance_TS < 0)[None]
+        if self.visible_distance is not None:
+            mask_BTS = mask_BTS | (distance_TS > self.visible_distance)
+        if self.valid_B is not None:
+            unreal_BS = key_S < (self.memory - self.valid_B.to(self.device))[:, None]
+            mask_BTS = mask_BTS | unreal_BS[:, None]
+        return mask_BTS
 
     def lowest_B(self, lanes: int) -> Tensor:
         """The first key of each lane that is real."""
         return torch.zeros(lanes, dtype=torch.int64) if self.valid_B is None else self.memory - self.valid_B
-
-
-def hidden_keys(
-    *, memory: int, segment: int, valid_B: Tensor | None, visible_distance: int | None, device: torch.device
-) -> Tensor:
-    """True where a query must not look: the future, what lies beyond `visible_distance`, and memory that is not real.
-
-    `valid_B` None says that all memory is real; then one mask, [1, T, S], serves every lane.
-    """
-    distance_TS = torch.arange(segment, device=device)[:, None] + memory - torch.arange(memory + segment, device=device)
-    hidden_BTS = (distance_TS < 0)[None]
-    if visible_distance is not None:
-        hidden_BTS = hidden_BTS | (distance_TS > visible_distance)
-    if valid_B is not None:
-        unreal_BS = torch.arange(memory + segment, device=device) < (memory - valid_B.to(device))[:, None]
-        hidden_BTS = hidden_BTS | unreal_BS[:, None]
-    return hidden_BTS

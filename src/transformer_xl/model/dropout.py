@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transformer_xl import native
+from transformer_xl.config import ModelConfig
 
 
 class Dropout(nn.Module):
@@ -35,6 +36,10 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.rate}{', locked' if self.locked else ''}"
+
+
+def dropout_at(config: ModelConfig, site: str) -> Dropout:
+    return Dropout(config.dropout_rate(site), locked=site in config.locked_dropout)
 
 
 def dropped(values: Tensor, rate: float) -> Tensor:

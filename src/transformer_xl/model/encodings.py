@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model.dropout import Dropout
+from transformer_xl.model.dropout import dropout_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class RelativeEncoding(Encoding):
         self.relative_key = nn.ModuleList(
             nn.Linear(config.d_model, config.n_head * config.d_head, bias=False) for _ in range(config.n_layer)
         )
-        self.dropout = Dropout(config.dropout_rate("position"), locked="position" in config.locked_dropout)
+        self.dropout = dropout_at(config, "position")
 
     def initialise(self) -> None:
         nn.init.normal_(self.content_bias_PHK, 0.0, self.config.init_std)

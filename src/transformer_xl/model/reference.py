@@ -48,10 +48,10 @@ def attention_terms(query_BHTK: Tensor, key_BHSK: Tensor, *, distances: Distance
     return Terms(content=a_BHTS, content_distance=b_BHTS, content_bias=c_BHTS, distance_bias=d_BHTS)
 
 
-def attention_probabilities(score_BHTS: Tensor, *, width: int, hidden_BTS: Tensor) -> Tensor:
+def attention_probabilities(score_BHTS: Tensor, *, width: int, mask_BTS: Tensor) -> Tensor:
     """Scaled, masked, softmax over the keys."""
     scaled_BHTS = score_BHTS / width**0.5
-    return torch.softmax(scaled_BHTS.masked_fill(hidden_BTS[:, None], float("-inf")), dim=-1)
+    return torch.softmax(scaled_BHTS.masked_fill(mask_BTS[:, None], float("-inf")), dim=-1)
 
 
 def reference_attend(
@@ -60,10 +60,10 @@ def reference_attend(
     value_BHSK: Tensor,
     *,
     distances: Distances,
-    hidden_BTS: Tensor,
+    mask_BTS: Tensor,
     dropout: AttentionDropout,
 ) -> Tensor:
     """The same answer as `attention.attend`, by the long way."""
     terms = attention_terms(query_BHTK, key_BHSK, distances=distances)
-    probability_BHTS = attention_probabilities(terms.sum(), width=query_BHTK.shape[-1], hidden_BTS=hidden_BTS)
+    probability_BHTS = attention_probabilities(terms.sum(), width=query_BHTK.shape[-1], mask_BTS=mask_BTS)
     return torch.einsum("bhts,bhsk->bhtk", dropout(probability_BHTS), value_BHSK)

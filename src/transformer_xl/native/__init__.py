@@ -16,6 +16,7 @@ from transformer_xl.native.doors import (
     relu_drop_backward,
     usable,
 )
+from transformer_xl.native.supports import Kernel, supports
 
 __all__ = [
     "DTYPES",
@@ -24,6 +25,7 @@ __all__ = [
     "UNLIMITED",
     "Attention",
     "Choice",
+    "Kernel",
     "Layers",
     "drop",
     "few_backward",
@@ -31,5 +33,6 @@ __all__ = [
     "linear",
     "panel_width",
     "relu_drop_backward",
+    "supports",
     "usable",
 ]

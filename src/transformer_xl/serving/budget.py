@@ -16,7 +16,7 @@ from pathlib import Path
 from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.inference.engine import kept_bytes, room
+from transformer_xl.inference.cache import kept_bytes, room
 from transformer_xl.inference.reader import CHUNK
 from transformer_xl.model import AnyModel
 from transformer_xl.serving.limits import LANES, Limits

@@ -13,7 +13,6 @@ import torch
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation import Sampler, Sampling, TextStream
-from transformer_xl.generation.generate import Reading
 from transformer_xl.inference.distribution import Distribution, Lane, Question, Words, best
 from transformer_xl.inference.reader import Reader
 from transformer_xl.serving.events import Ended, Event, Figures, Mailbox, Wrote
@@ -73,7 +72,7 @@ class Writing:
         likeliest = (yield from best(lane, self.wish.likeliest)) if self.wish.likeliest else None
         return Picked(token, lane.log_probability(token), likeliest)
 
-    def accept(self, picked: Picked, reader: Reading, place: int) -> list[Event]:
+    def accept(self, picked: Picked, reader: Reader, place: int) -> list[Event]:
         """What there is to tell now that this token is drawn."""
         self._drawn += 1
         start = self._text.characters
@@ -95,15 +94,14 @@ class Writing:
             events.append(Ended(reason=reason, state=self._state(picked, reader, place) if self.wish.keep else None))
         return events
 
-    def _state(self, picked: Picked, reader: Reading, place: int) -> tuple[Reader, TextStream]:
-        assert isinstance(reader, Reader)
+    def _state(self, picked: Picked, reader: Reader, place: int) -> tuple[Reader, TextStream]:
         own = reader.select([place])
         own.read(torch.tensor([[picked.token]]))
         return own, self._text.fork(stop=())
 
 
 class Lanes:
-    def __init__(self, reader: Reading | None = None, writings: Collection[Writing] = ()) -> None:
+    def __init__(self, reader: Reader | None = None, writings: Collection[Writing] = ()) -> None:
         """`reader` has a lane for each, has read its prompt, and is used up."""
         self.writings = list(writings)
         self._reader = reader
@@ -119,10 +117,9 @@ class Lanes:
         forgetful = [
             place
             for place, writing in enumerate(self.writings)
-            if writing.wish.segment and isinstance(reader, Reader) and reader.read_B[place] >= writing.wish.segment
+            if writing.wish.segment and reader.read_B[place] >= writing.wish.segment
         ]
         if forgetful:
-            assert isinstance(reader, Reader)
             reader.reset(forgetful)
         reader.read(torch.tensor(self._unread)[:, None])
         return self.draw()

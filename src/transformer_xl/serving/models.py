@@ -17,12 +17,12 @@ from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import EvaluationConfig, ModelConfig
 from transformer_xl.errors import CheckpointError
 from transformer_xl.generation import TextStream
+from transformer_xl.inference import make_reader
 from transformer_xl.model import TransformerXL
 from transformer_xl.serving.lanes import ModelFault, Writing
 from transformer_xl.serving.limits import Limits
 from transformer_xl.serving.metrics import Counts
 from transformer_xl.serving.orders import Order
-from transformer_xl.serving.reading import fresh_reader
 from transformer_xl.serving.scheduler import Scheduler, State, Task
 
 UNITS = {"byte": "byte", "char": "character", "word": "word", "bpe": "piece", "number": "number"}
@@ -35,7 +35,7 @@ class Served:
         self._checksums = _checksums_of(checkpoint)
         self.counts = Counts()
         # Made now because it builds the kernels where they are not built yet: nobody's request should wait for that.
-        self.blank = fresh_reader(self.model)
+        self.blank = make_reader(self.model)
         """Has read nothing. Every new session begins with it, and forks it when it is first read with."""
         self._writer = Scheduler(name, counts=self.counts, proof=self._prove)
         self._looker = Scheduler(f"{name}-attention", counts=self.counts, proof=self._prove)
@@ -81,7 +81,7 @@ class Served:
 
     def _prove(self) -> None:
         """What every request needs: memory for one text, and a token read."""
-        reader = fresh_reader(self.model)
+        reader = make_reader(self.model)
         if not bool(torch.isfinite(reader.read(torch.tensor([[0]]))).all()):
             raise ModelFault("hidden states that are no numbers")
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation import TextStream
-from transformer_xl.generation.generate import Reading
-from transformer_xl.inference import Reader
+from transformer_xl.inference import Reader, make_reader
 from transformer_xl.model import AnyModel
 from transformer_xl.serving.events import Ended, Event, Figures, Wrote
 from transformer_xl.serving.lanes import Lanes, Writing
 from transformer_xl.serving.limits import EVENT_CHARACTERS, EVENT_FIGURES
-from transformer_xl.serving.reading import Scored, fresh_reader, fresh_scorer, read, scored
+from transformer_xl.serving.reading import Scored, read, scored
 
 Piece = int | Lanes | list[tuple[Writing, Event]]
 """Tokens just read, lanes that are ready to join the others, or what there is to tell."""
@@ -36,7 +35,7 @@ class Order:
         wish = writings[0].wish
         for writing in writings:
             writing.restart = self.pieces
-        reader: Reading = fresh_reader(self.model) if self.source is None else self.source.fork()
+        reader = make_reader(self.model) if self.source is None else self.source.fork()
         if self.echo is not None and alone is None:
             yield from self._echoed(writings[0], texts=len(writings))
         if not wish.tokens:
@@ -59,7 +58,7 @@ class Order:
         shown, likeliest = 0, writing.wish.likeliest
         if likeliest is not None:
             # A text among its own tokens: scored by one reader, written on by another that has read it in the same pieces as ever.
-            scorer = fresh_scorer(self.model) if self.source is None else self.source.fork()
+            scorer = make_reader(self.model, window=self.segment) if self.source is None else self.source.fork()
             stream, begin = TextStream(self.tokenizer), 0
             for part in scored(scorer, self.prompt, segment=self.segment, likeliest=likeliest):
                 yield len(part.loss_P)

@@ -6,18 +6,15 @@ Each of these is a generator: it yields how many tokens it has just read, and re
 import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.generation.generate import Reading, Windows
-from transformer_xl.inference import Reader, make_engine
+from transformer_xl.inference import Reader
 from transformer_xl.inference.distribution import Distribution, Words, best
 from transformer_xl.inference.reader import CHUNK
-from transformer_xl.model import AnyModel, TransformerXL
 from transformer_xl.serving.lanes import ModelFault
 from transformer_xl.serving.limits import LANES
 
@@ -30,53 +27,7 @@ class Scored:
     """At each token's place, None at the first of all; empty where none were asked for."""
 
 
-class Scorer(Protocol):
-    """An engine, or what stands in for it where there is no memory."""
-
-    @property
-    def model(self) -> AnyModel: ...
-
-    def read(self, tokens_BT: Tensor) -> Tensor: ...
-
-    def reset(self, lanes: Sequence[int], /) -> None: ...
-
-    def head_logits(self, hidden_BD: Tensor) -> Tensor: ...
-
-    def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor: ...
-
-
-class Segments:
-    """Reads a text segment by segment with a model that has no memory, such as one with absolute positions."""
-
-    def __init__(self, model: TransformerXL) -> None:
-        self.model = model
-        self.head_logits = model.vocabulary.head_logits
-        self.cluster_logits = model.vocabulary.cluster_logits
-
-    @torch.inference_mode()
-    def read(self, tokens_BT: Tensor) -> Tensor:
-        hidden_BTD: Tensor = self.model(tokens_BT).hidden_BTD
-        return hidden_BTD
-
-    def reset(self, lanes: Sequence[int]) -> None:
-        """There is nothing to forget."""
-
-
-def fresh_reader(model: AnyModel) -> Reading:
-    """Has read nothing; goes on to write."""
-    return make_engine(model) if model.config.remembers else Windows(_without_memory(model))
-
-
-def fresh_scorer(model: AnyModel) -> Scorer:
-    return make_engine(model) if model.config.remembers else Segments(_without_memory(model))
-
-
-def _without_memory(model: AnyModel) -> TransformerXL:
-    assert isinstance(model, TransformerXL)
-    return model
-
-
-def read(reader: Reading, tokens: Sequence[int], *, segment: int | None) -> Generator[int, None, None]:
+def read(reader: Reader, tokens: Sequence[int], *, segment: int | None) -> Generator[int, None, None]:
     """Reads one lane's tokens; of a model that forgets at every `segment`, only what it still knows at the end."""
     begin = (len(tokens) - 1) // segment * segment if segment else 0
     for start in range(begin, len(tokens), CHUNK):
@@ -85,7 +36,7 @@ def read(reader: Reading, tokens: Sequence[int], *, segment: int | None) -> Gene
         yield len(piece)
 
 
-def score(reader: Scorer, tokens: Sequence[int], *, segment: int | None) -> Generator[int, None, NDArray[np.float32]]:
+def score(reader: Reader, tokens: Sequence[int], *, segment: int | None) -> Generator[int, None, NDArray[np.float32]]:
     """Reads one lane's tokens, and tells how surprising each is given all before it: its loss in nats."""
     # Room for all at once: small arrays that stay would keep apart the large ones that come and go, and memory would grow with every piece.
     loss_P, done = np.empty(len(tokens), dtype=np.float32), 0
@@ -96,9 +47,9 @@ def score(reader: Scorer, tokens: Sequence[int], *, segment: int | None) -> Gene
     return loss_P
 
 
-def scored(reader: Scorer, tokens: Sequence[int], *, segment: int | None, likeliest: int = 0) -> Iterator[Scored]:
+def scored(reader: Reader, tokens: Sequence[int], *, segment: int | None, likeliest: int = 0) -> Iterator[Scored]:
     """The same, piece by piece. With `segment`, the reader has read nothing and forgets at every one."""
-    before_BD = reader.last_hidden_BD if isinstance(reader, Reader) and reader.read_B[0] else None
+    before_BD = reader.last_hidden_BD if reader.read_B[0] else None
     edges = reader.model.config.cluster_edges
     for start in range(0, len(tokens), segment or CHUNK):
         piece_BT = torch.tensor([tokens[start : start + (segment or CHUNK)]])
@@ -125,8 +76,7 @@ def scored(reader: Scorer, tokens: Sequence[int], *, segment: int | None, likeli
 
 
 @torch.inference_mode()
-def _losses(reader: Scorer, before_BTD: Tensor, tokens_BT: Tensor) -> NDArray[np.float32]:
-    options: dict[str, Any] = {"linear": reader.linear} if isinstance(reader, Reader) else {}
-    loss_BT = reader.model.vocabulary.loss(before_BTD, tokens_BT, **options)
+def _losses(reader: Reader, before_BTD: Tensor, tokens_BT: Tensor) -> NDArray[np.float32]:
+    loss_BT = reader.model.vocabulary.loss(before_BTD, tokens_BT, linear=reader.linear)
     values: NDArray[np.float32] = loss_BT[0].float().numpy()
     return values

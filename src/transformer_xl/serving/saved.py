@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from transformer_xl.errors import InputError, TransformerXLError
 from transformer_xl.files import atomic_folder, clear_leftovers, put_back_all, remove_folder, write_text
 from transformer_xl.generation import TextStream
-from transformer_xl.inference import Engine, Reader, restore_engine
+from transformer_xl.inference import Reader, restore_reader
 from transformer_xl.serving.bodies import SESSION_NAME
 from transformer_xl.serving.budget import saved_bytes
 from transformer_xl.serving.limits import Limits
@@ -162,7 +162,7 @@ class Saved:
             served = _model_of(about, models)
             if not _is_regular(path / ENGINE, most=saved_bytes(served.model)):
                 raise Refusal(409, DAMAGED)
-            reader = restore_engine(served.model, path / ENGINE, lanes=1)
+            reader = restore_reader(served.model, path / ENGINE, lanes=1)
             _check_reader(reader, served)
             text = TextStream.at(served.tokenizer, about.text.model_dump())
         except (TransformerXLError, ValueError, KeyError, TypeError, RuntimeError, OSError):
@@ -250,7 +250,7 @@ def _model_of(about: About, models: list[Served]) -> Served:
 
 def _check_reader(reader: Reader, served: Served) -> None:
     """It takes its place among others that read with the same model."""
-    if isinstance(reader, Engine) and reader.memory != served.memory:
+    if reader.memory != served.memory:
         raise Refusal(
             409, f"this session's memory has {reader.memory:,} places, and its model's {served.memory:,}; save it again"
         )

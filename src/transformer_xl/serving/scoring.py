@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 
 from transformer_xl.generation import TextStream
-from transformer_xl.inference import Reader
+from transformer_xl.inference import Reader, make_reader
 from transformer_xl.serving import reading
 from transformer_xl.serving.admission import Extent, Slot
 from transformer_xl.serving.bodies import Attention, Given
@@ -35,7 +35,7 @@ async def score(
     given = await _placed(served, body, slot)
 
     def pieces() -> Generator[int, None, Losses]:
-        reader = reading.fresh_scorer(served.model) if source is None else source.fork()
+        reader = make_reader(served.model, window=segment) if source is None else source.fork()
         return (yield from reading.score(reader, given.tokens, segment=segment))
 
     served.submit(Task(pieces(), mailbox=mailbox))

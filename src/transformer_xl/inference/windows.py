@@ -1,0 +1,64 @@
+"""Reading without memory: the last tokens of each lane are read again with every new one, as the vanilla model must."""
+
+import torch
+from torch import Tensor
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError
+from transformer_xl.inference.reader import Reader
+from transformer_xl.inference.weights import Linear
+from transformer_xl.model import TransformerXL
+
+WINDOW = 256
+"""How much text a model without memory is shown."""
+
+
+def window_of(config: ModelConfig) -> int:
+    return min(WINDOW, config.learned_positions or WINDOW)
+
+
+class Texts:
+    """The last tokens of every lane."""
+
+    def __init__(self, tokens: list[list[int]]) -> None:
+        self.tokens = tokens
+
+    def select(self, lanes: list[int]) -> "Texts":
+        return Texts([self.tokens[lane] for lane in lanes])
+
+    def grown(self, others: list["Texts"]) -> "Texts":
+        return Texts([tokens for texts in (self, *others) for tokens in texts.tokens])
+
+    reordered = select
+
+    def tensors(self) -> dict[str, Tensor]:
+        raise InputError("a model without memory keeps nothing but its text; save that")
+
+
+class WindowReader(Reader):
+    model: TransformerXL
+    kept: Texts
+
+    def __init__(self, model: TransformerXL, *, lanes: int = 1, window: int | None = None) -> None:
+        """`window`: how many tokens are shown at a time, where it is not the usual number."""
+        super().__init__(model, lanes=lanes)
+        self.window = window or window_of(model.config)
+        self.linear = Linear("exact", compiled=False)
+        self.kept = Texts([[] for _ in range(lanes)])
+
+    def _at_once(self, tokens: int) -> int:
+        return tokens
+
+    def _read(self, tokens_BT: Tensor) -> Tensor:
+        """Of more tokens than the window shows, the states of those that it shows at the end."""
+        T = min(tokens_BT.shape[1], self.window)
+        # Whole segments are read together. A lane that goes on is read alone, so that its numbers do not depend on its neighbours by a bit.
+        together = not any(self.kept.tokens)
+        texts = zip(self.kept.tokens, tokens_BT.tolist(), strict=True)
+        self.kept = Texts([[*before, *tokens][-self.window :] for before, tokens in texts])
+        shown = [self.kept.tokens] if together else [[text] for text in self.kept.tokens]
+        return torch.cat([self.model(tokens_BT.new_tensor(some)).hidden_BTD[:, -T:] for some in shown])
+
+    def _reset(self, lanes: list[int]) -> None:
+        for lane in lanes:
+            self.kept.tokens[lane] = []
