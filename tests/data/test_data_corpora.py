@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from transformer_xl.data.evaluation_stream import EvaluationStream
-from transformer_xl.data.recipes import PARTS_MD5
+from transformer_xl.data.corpora.recipes import PARTS_MD5
+from transformer_xl.data.feeding.evaluation_stream import EvaluationStream
 from transformer_xl.data.store import open_store
 
 

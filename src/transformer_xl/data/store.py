@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.config.fields import no_giant, not_negative, one_of, positive, read
-from transformer_xl.data.recipes import Unit
-from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
+from transformer_xl.data.corpora.recipes import Unit
+from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
 from transformer_xl.errors import ConfigError, DataError, InputError, shown, suggest
 from transformer_xl.files import digest, put_back, strange_file, write_json
 from transformer_xl.progress import progress

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.generation import TextStream
 from transformer_xl.generation.generate import Reading
 from transformer_xl.inference import Reader

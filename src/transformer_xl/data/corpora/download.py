@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from transformer_xl.data.recipes import KnownFile, Place, Recipe
+from transformer_xl.data.corpora.recipes import KnownFile, Place, Recipe
 from transformer_xl.errors import DataError
 from transformer_xl.files import digest
 from transformer_xl.progress import progress

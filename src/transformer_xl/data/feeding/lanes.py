@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.segments import Segment, read_segment
+from transformer_xl.data.feeding.segments import Segment, read_segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError, InputError
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from transformer_xl.data.recipes import KnownFile
-from transformer_xl.data.unpacking import (
+from transformer_xl.data.corpora.recipes import KnownFile
+from transformer_xl.data.corpora.unpacking import (
     PIECE,
     Advance,
     Counting,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from transformer_xl.data.lanes import Lanes
-from transformer_xl.data.segments import Segment, read_segment
+from transformer_xl.data.feeding.lanes import Lanes
+from transformer_xl.data.feeding.segments import Segment, read_segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError, InputError
 

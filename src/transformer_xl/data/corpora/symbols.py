@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data import encoding
-from transformer_xl.data.known import check_counts, described, known_manifest
-from transformer_xl.data.recipes import PARTS_MD5, Recipe
-from transformer_xl.data.sources import Source, find_known
+from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.recipes import PARTS_MD5, Recipe
+from transformer_xl.data.corpora.sources import Source, find_known
+from transformer_xl.data.corpora.verify import check_counts, described, known_manifest
 from transformer_xl.data.store import Encoded, Manifest, SplitRecord, SplitWriter, smallest_dtype
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+from transformer_xl.data.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.progress import progress
 

@@ -4,15 +4,22 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_xl.data import encoding
-from transformer_xl.data.download import download_any
-from transformer_xl.data.known import check_counts, described, known_manifest
-from transformer_xl.data.pieces import BY_ARTICLE, NO_DOCUMENTS, Part
-from transformer_xl.data.recipes import Counts, Recipe
-from transformer_xl.data.sources import Source, find_known
+from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.download import download_any
+from transformer_xl.data.corpora.pieces import BY_ARTICLE, NO_DOCUMENTS, Part
+from transformer_xl.data.corpora.recipes import Counts, Recipe
+from transformer_xl.data.corpora.sources import Source, find_known
+from transformer_xl.data.corpora.verify import check_counts, described, known_manifest
+from transformer_xl.data.corpora.vocabulary import by_falling_frequency, read_vocabulary
 from transformer_xl.data.store import Manifest
-from transformer_xl.data.tokenizers import END_OF_LINE, SENTENCE, SENTENCE_UNKNOWN, UNKNOWN, Tokenizer, WordTokenizer
-from transformer_xl.data.vocabulary import by_falling_frequency, read_vocabulary
+from transformer_xl.data.text.tokenizers import (
+    END_OF_LINE,
+    SENTENCE,
+    SENTENCE_UNKNOWN,
+    UNKNOWN,
+    Tokenizer,
+    WordTokenizer,
+)
 from transformer_xl.errors import DataError
 
 LM1B_SHARDS = 99

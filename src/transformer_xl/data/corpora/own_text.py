@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
-from transformer_xl.data import encoding
-from transformer_xl.data.pieces import (
+from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.pieces import (
     BY_BLANK_LINE,
     BY_FILE,
     DocumentRule,
@@ -18,10 +18,11 @@ from transformer_xl.data.pieces import (
     by_separator,
     cut_point,
 )
-from transformer_xl.data.prepare import make_store
-from transformer_xl.data.sources import Source, file_or_members, is_tar
+from transformer_xl.data.corpora.prepare import make_store
+from transformer_xl.data.corpora.sources import Source, file_or_members, is_tar
+from transformer_xl.data.corpora.vocabulary import by_falling_frequency
 from transformer_xl.data.store import Manifest, Store, sentence_mark, smallest_dtype
-from transformer_xl.data.tokenizers import (
+from transformer_xl.data.text.tokenizers import (
     BETWEEN_SPACES,
     END_OF_LINE,
     UNKNOWN,
@@ -31,7 +32,6 @@ from transformer_xl.data.tokenizers import (
     Tokenizer,
     WordTokenizer,
 )
-from transformer_xl.data.vocabulary import by_falling_frequency
 from transformer_xl.errors import DataError, suggest
 from transformer_xl.progress import progress
 

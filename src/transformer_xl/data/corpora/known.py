@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from transformer_xl.data.download import download_any
-from transformer_xl.data.prepare import make_store
-from transformer_xl.data.recipes import PARTS_MD5, RECIPES, Recipe
+from transformer_xl.data.corpora.download import download_any
+from transformer_xl.data.corpora.prepare import make_store
+from transformer_xl.data.corpora.recipes import PARTS_MD5, RECIPES, Recipe
+from transformer_xl.data.corpora.symbols import fill_symbols
+from transformer_xl.data.corpora.words import fill_words, find_files, own_vocabulary
 from transformer_xl.data.store import Manifest, Store
-from transformer_xl.data.symbol_corpora import fill_symbols
-from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.data.word_corpora import fill_words, find_files, own_vocabulary
+from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.errors import DataError, suggest
 
 

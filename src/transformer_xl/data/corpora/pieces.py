@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from typing import Any, Literal, TypeVar
 
-from transformer_xl.data.sources import Source
-from transformer_xl.data.unpacking import Advance
+from transformer_xl.data.corpora.sources import Source
+from transformer_xl.data.corpora.unpacking import Advance
 from transformer_xl.errors import DataError
 
 PIECE_BYTES = 4 << 20

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.pieces import (
+from transformer_xl.data.corpora.pieces import (
     DocumentRule,
     Fallback,
     Part,
@@ -23,7 +23,7 @@ from transformer_xl.data.pieces import (
     workers_for,
 )
 from transformer_xl.data.store import Encoded, SplitRecord, SplitWriter, sentence_mark, smallest_dtype
-from transformer_xl.data.tokenizers import (
+from transformer_xl.data.text.tokenizers import (
     BETWEEN_SPACES,
     END_OF_LINE,
     Tokenizer,

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from transformer_xl.data.recipes import Counts, KnownFile, Recipe
+from transformer_xl.data.corpora.recipes import Counts, KnownFile, Recipe
 from transformer_xl.data.store import Manifest, SplitRecord, sentence_mark, smallest_dtype
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.errors import DataError
 
 
