@@ -1,7 +1,6 @@
 """What a store holds, for people and for programs: counts, the most frequent tokens, a sample, a plot of frequencies."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,6 @@ SAMPLE_CHARACTERS = 400
 TOP = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frequent:
-    token: str
-    count: int
-    share: float
-
-
 def token_counts(split: Split, *, vocabulary: int) -> NDArray[np.int64]:
     """How often each token occurs. In strides: numpy counts in 64-bit integers, many times the store."""
     counts = np.zeros(vocabulary, dtype=np.int64)
@@ -41,11 +33,11 @@ def token_counts(split: Split, *, vocabulary: int) -> NDArray[np.int64]:
     return counts
 
 
-def most_frequent(store: Store, counts: NDArray[np.int64], *, top: int = TOP) -> list[Frequent]:
-    order = np.argsort(-counts, kind="stable")[:top]
+def most_frequent(store: Store, counts: NDArray[np.int64]) -> list[dict[str, Any]]:
+    order = np.argsort(-counts, kind="stable")[:TOP]
     total = int(counts.sum())
     return [
-        Frequent(token=store.tokenizer.token(int(id)), count=int(counts[id]), share=int(counts[id]) / total)
+        {"token": store.tokenizer.token(int(id)), "count": int(counts[id]), "share": int(counts[id]) / total}
         for id in order
         if counts[id]
     ]
@@ -67,7 +59,7 @@ def summary(store: Store) -> dict[str, Any]:
         **manifest.to_json(),
         "folder": str(store.folder),
         "bytes_on_disk": sum(file.bytes for split in manifest.splits for file in split.files),
-        "frequent": [asdict(token) for token in most_frequent(store, counts)],
+        "frequent": most_frequent(store, counts),
         "unused_tokens": int((counts == 0).sum()),
         "sample": sample(store, first),
     }
