@@ -21,7 +21,21 @@ FLOORS = [
     {"__main__", "__init__"},
 ]
 FLOOR_OF = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
-STRANGERS = {("data", "model"), ("model", "data")}  # the text knows no mathematics, the mathematics no text
+WALLS = {
+    ("data", "model"),  # the text knows no mathematics, the mathematics no text
+    ("model", "data"),
+    ("data", "torch"),
+    ("data/text", "data/store"),
+    ("data/text", "data/corpora"),
+    ("data/text", "data/feeding"),
+    ("data/store", "data/corpora"),
+    ("data/store", "data/feeding"),
+    ("data/corpora", "data/feeding"),
+    ("data/feeding", "data/corpora"),
+    ("config", "torch"),
+    ("presets", "torch"),
+}
+"""(here, there): nothing in here, a room or a file of ours, imports anything of there, which is ours or a package of somebody's."""
 
 
 def room_of(path: Path) -> str:
@@ -37,7 +51,7 @@ def imported_modules(path: Path) -> list[tuple[int, str]]:
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
             found += [(node.lineno, node.module or "")]
             found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
-    return [(line, name) for line, name in found if name.startswith("transformer_xl.")]
+    return found
 
 
 def upward_imports() -> list[str]:
@@ -45,12 +59,30 @@ def upward_imports() -> list[str]:
     for path in SOURCE.rglob("*.py"):
         here = room_of(path)
         for line, name in imported_modules(path):
-            there = name.split(".")[1]
-            if there not in FLOOR_OF:  # a name of the package itself, such as __version__
-                continue
-            if FLOOR_OF[there] > FLOOR_OF[here] or (here, there) in STRANGERS:
+            package, _, rest = name.partition(".")
+            there = rest.split(".")[0]
+            # A name of the package itself, such as __version__, has no floor.
+            if package == "transformer_xl" and there in FLOOR_OF and FLOOR_OF[there] > FLOOR_OF[here]:
                 wrong.append(f"{path.relative_to(SOURCE)}:{line} {here} -> {there}")
     return wrong
+
+
+def lies_in(place: str, room: str) -> bool:
+    return f"{place}/".startswith(f"{room}/")
+
+
+def imports_through_walls() -> list[str]:
+    wrong = set()
+    for path in SOURCE.rglob("*.py"):
+        place = path.relative_to(SOURCE).with_suffix("").as_posix()
+        for line, name in imported_modules(path):
+            module = name.removeprefix("transformer_xl.").replace(".", "/")
+            wrong |= {
+                f"{place}.py:{line} {here} -> {there}"
+                for here, there in WALLS
+                if lies_in(place, here) and lies_in(module, there)
+            }
+    return sorted(wrong)
 
 
 def test_every_room_has_a_floor():
@@ -62,9 +94,30 @@ def test_rooms_import_downwards():
     assert upward_imports() == []
 
 
-def test_the_walk_sees_an_upward_import(tmp_path, monkeypatch):
-    source = tmp_path / "transformer_xl"
-    (source / "model").mkdir(parents=True)
-    (source / "model" / "wrong.py").write_text("def f():\n    from transformer_xl.training import loop\n")
+def test_nothing_is_imported_through_a_wall():
+    assert imports_through_walls() == []
+
+
+def test_walls_stand_around_something():
+    for here, _ in WALLS:
+        assert (SOURCE / here).is_dir() or (SOURCE / f"{here}.py").is_file(), here
+
+
+def write(source: Path, name: str, text: str, monkeypatch) -> None:
+    (source / name).parent.mkdir(parents=True)
+    (source / name).write_text(text)
     monkeypatch.setattr("test_floors.SOURCE", source)
+
+
+def test_the_walk_sees_an_import_through_a_wall(tmp_path, monkeypatch):
+    wrong = "import torch.nn\ndef f():\n    from transformer_xl.data import corpora, store\n"
+    write(tmp_path, "data/feeding/wrong.py", wrong, monkeypatch)
+    assert imports_through_walls() == [
+        "data/feeding/wrong.py:1 data -> torch",
+        "data/feeding/wrong.py:3 data/feeding -> data/corpora",
+    ]
+
+
+def test_the_walk_sees_an_upward_import(tmp_path, monkeypatch):
+    write(tmp_path, "model/wrong.py", "def f():\n    from transformer_xl.training import loop\n", monkeypatch)
     assert upward_imports() == ["model/wrong.py:2 model -> training", "model/wrong.py:2 model -> training"]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
 from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.data.store import Store, open_store
-from transformer_xl.data.streaming import Placed, token_stream
-from transformer_xl.data.tokenizers import Ids, Tokenizer
+from transformer_xl.data.text.streaming import Placed, token_stream
+from transformer_xl.data.text.tokenizers import Ids, Tokenizer
 from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
 from transformer_xl.evaluation.rules import RuleName

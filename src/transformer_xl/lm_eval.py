@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl.data.tokenizers import Ids
+from transformer_xl.data.text.tokenizers import Ids
 from transformer_xl.errors import InputError, MissingPackage, TransformerXLError
 from transformer_xl.generation import start_tokens
 from transformer_xl.inference import Reader

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from transformer_xl.data.evaluation_stream import EvaluationStream
-from transformer_xl.data.recipes import PARTS_MD5
+from transformer_xl.data.corpora.recipes import SPLITS_MD5
+from transformer_xl.data.feeding.evaluation_stream import EvaluationStream
 from transformer_xl.data.store import open_store
 
 
@@ -31,7 +31,7 @@ def test_enwik8(txl, tmp_path, corpora):
         split = store.split(name)
         assert split.tokens.dtype == np.uint8
         text = store.tokenizer.decode_bytes(split.tokens)
-        assert hashlib.md5(text).hexdigest() == PARTS_MD5["enwik8"][name]
+        assert hashlib.md5(text).hexdigest() == SPLITS_MD5["enwik8"][name]
         assert len(np.unique(split.tokens)) == values
         assert all(text[start : start + 8] == b"  <page>" for start in split.document_starts)
     shares = np.bincount(split.tokens) / len(split)
@@ -57,7 +57,7 @@ def test_text8(txl, tmp_path, corpora):
     assert store.tokenizer.characters == " abcdefghijklmnopqrstuvwxyz"
     for name in store.splits:
         text = store.tokenizer.decode_bytes(store.split(name).tokens) if name != "train" else None
-        assert text is None or hashlib.md5(text).hexdigest() == PARTS_MD5["text8"][name]
+        assert text is None or hashlib.md5(text).hexdigest() == SPLITS_MD5["text8"][name]
 
 
 def test_penn_treebank(txl, tmp_path, corpora):

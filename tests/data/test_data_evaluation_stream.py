@@ -9,7 +9,7 @@ from data_helpers import patient, sentence_split, write_split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.evaluation_stream import EvaluationStream, paper_evaluation
+from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, paper_evaluation
 from transformer_xl.errors import DataError, InputError
 
 

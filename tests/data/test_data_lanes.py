@@ -10,8 +10,8 @@ from data_helpers import patient, sentence_split, write_split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.lanes import Lanes, SegmentLengths
-from transformer_xl.data.sentences import SentenceLanes
+from transformer_xl.data.feeding.lanes import Lanes, SegmentLengths
+from transformer_xl.data.feeding.sentences import SentenceLanes
 from transformer_xl.errors import DataError, InputError
 
 SHAPES = st.fixed_dictionaries(

@@ -15,9 +15,9 @@ from data_helpers import patient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data import pieces
-from transformer_xl.data.encoding import encode_piece
-from transformer_xl.data.pieces import (
+from transformer_xl.data.corpora import pieces
+from transformer_xl.data.corpora.encoding import encode_piece
+from transformer_xl.data.corpora.pieces import (
     BY_ARTICLE,
     BY_BLANK_LINE,
     BY_FILE,
@@ -27,8 +27,8 @@ from transformer_xl.data.pieces import (
     cut,
     ordered_map,
 )
-from transformer_xl.data.sources import Source
-from transformer_xl.data.tokenizers import ByteTokenizer, WordTokenizer
+from transformer_xl.data.corpora.sources import Source
+from transformer_xl.data.text.tokenizers import ByteTokenizer, WordTokenizer
 from transformer_xl.errors import DataError
 
 LINES = st.lists(st.sampled_from(["", " ", "a", "b c", "é日", "%%", " = T = ", "%% x", "\t", "long " * 9]), max_size=40)
@@ -112,7 +112,7 @@ def test_a_killed_worker_is_said_in_one_sentence():
 
 PARENT = """
 import os, sys
-from transformer_xl.data.pieces import ordered_map
+from transformer_xl.data.corpora.pieces import ordered_map
 def show(shared, item):
     return os.getpid()
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.data.detokenize import detokenize
-from transformer_xl.data.python_corpus import python_files, split_of
+from transformer_xl.data.corpora.python import python_files, split_of
 from transformer_xl.data.store import open_store
+from transformer_xl.data.text.display import detokenize
 
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 

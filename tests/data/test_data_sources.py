@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from data_helpers import one_sentence
 
-from transformer_xl.data import download as downloads
-from transformer_xl.data import recipes
-from transformer_xl.data.download import download, download_any
-from transformer_xl.data.recipes import PTB, Counts, KnownFile, Place
-from transformer_xl.data.sources import Source, find_known, kind_of
+from transformer_xl.data.corpora import download as downloads
+from transformer_xl.data.corpora import recipes
+from transformer_xl.data.corpora.download import download, download_any
+from transformer_xl.data.corpora.recipes import PTB, Counts, KnownFile, Place
+from transformer_xl.data.corpora.sources import Source, find_known, kind_of
 from transformer_xl.errors import DataError
 
 TEXTS = {"train": b" a b c \n d e \n" * 50, "valid": b" a b \n", "test": b" c \n"}

@@ -9,7 +9,7 @@ from data_helpers import one_sentence, patient, write_split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.own_text import OwnText, prepare_own_text
+from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
 from transformer_xl.data.store import Manifest, open_store, smallest_dtype
 from transformer_xl.errors import DataError
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data import streaming
-from transformer_xl.data.streaming import token_stream
-from transformer_xl.data.tokenizers import BytePairTokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
+from transformer_xl.data.text import streaming
+from transformer_xl.data.text.streaming import token_stream
+from transformer_xl.data.text.tokenizers import BytePairTokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
 from transformer_xl.errors import DataError
 
 ALPHABET = "ab'rΣσςİé音，.,\n\t 1²_-\u00a0\u3000"

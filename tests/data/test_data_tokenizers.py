@@ -6,7 +6,7 @@ from data_helpers import patient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.tokenizers import (
+from transformer_xl.data.text.tokenizers import (
     BytePairTokenizer,
     ByteTokenizer,
     CharTokenizer,

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_xl.data import recipes
-from transformer_xl.data.recipes import LM1B, WIKITEXT_103, Counts, KnownFile
-from transformer_xl.data.sentences import SentenceLanes
+from transformer_xl.data.corpora import recipes
+from transformer_xl.data.corpora.recipes import LM1B, WIKITEXT_103, Counts, KnownFile
+from transformer_xl.data.feeding.sentences import SentenceLanes
 from transformer_xl.data.store import open_store
 
 ARTICLES = {

@@ -70,7 +70,7 @@ ARCHIVES = archives()
 
 
 def own_text(chance: random.Random, place: Path) -> None:
-    from transformer_xl.data.own_text import OwnText, prepare_own_text
+    from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
 
     path = place / "text"
     path.write_bytes(mutated(chance.choice(ARCHIVES), chance))
@@ -78,8 +78,8 @@ def own_text(chance: random.Random, place: Path) -> None:
 
 
 def known_corpus(chance: random.Random, place: Path) -> None:
-    from transformer_xl.data.recipes import PTB
-    from transformer_xl.data.sources import find_known
+    from transformer_xl.data.corpora.recipes import PTB
+    from transformer_xl.data.corpora.sources import find_known
 
     path = place / "text"
     path.write_bytes(mutated(chance.choice(ARCHIVES), chance))
@@ -94,7 +94,7 @@ def known_corpus(chance: random.Random, place: Path) -> None:
 
 
 def vocabulary(chance: random.Random, place: Path) -> None:
-    from transformer_xl.data.vocabulary import read_vocabulary
+    from transformer_xl.data.corpora.vocabulary import read_vocabulary
     from transformer_xl.interop.vocabularies import read_vocabulary_file
 
     strange = ["9" * 5000, "²", "٣", "-1", "1e9", "0x10", "\0", "", "<eos>", "255", "256", "\u2028"]
@@ -113,7 +113,7 @@ def vocabulary(chance: random.Random, place: Path) -> None:
 
 
 def tokenizer(chance: random.Random, place: Path) -> None:
-    from transformer_xl.data.tokenizers import (
+    from transformer_xl.data.text.tokenizers import (
         BytePairTokenizer,
         ByteTokenizer,
         CharTokenizer,

@@ -13,7 +13,7 @@ import torch
 import transformer_xl as txl
 from small_models import build
 from transformer_xl.cli import main
-from transformer_xl.data.tokenizers import CharTokenizer
+from transformer_xl.data.text.tokenizers import CharTokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation import Sampling, TextStream, beam_search, generate, start_batch, write_texts
 from transformer_xl.inference import Engine, distribution
@@ -195,7 +195,7 @@ GROWTH = """
 import os, resource, sys, torch
 sys.path.insert(0, sys.argv[1])
 from small_models import build
-from transformer_xl.data.tokenizers import CharTokenizer
+from transformer_xl.data.text.tokenizers import CharTokenizer
 from transformer_xl.generation import Sampling, generate, text_pieces
 tokens, early = int(sys.argv[2]), int(sys.argv[3])
 model = build(n_layer=1, memory=4).float()

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data.tokenizers import BytePairTokenizer, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from transformer_xl.data.text.tokenizers import (
+    BytePairTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    WordTokenizer,
+)
 from transformer_xl.errors import InputError
 from transformer_xl.generation import TextStream, start_tokens, text_pieces
 

@@ -13,7 +13,7 @@ from small_models import build
 from transformer_xl.checkpoint import About, Checkpoint, load_checkpoint, write_checkpoint
 from transformer_xl.cli import main
 from transformer_xl.config import RunConfig, TrainingConfig
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, NumberTokenizer, Tokenizer
+from transformer_xl.data.text.tokenizers import ByteTokenizer, CharTokenizer, NumberTokenizer, Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.interop import onnx_graph
 from transformer_xl.interop.exporting import export

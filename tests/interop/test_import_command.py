@@ -20,7 +20,7 @@ from small_models import build
 from transformer_xl.checkpoint import load_checkpoint, read_training_state
 from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig
-from transformer_xl.data.tokenizers import load_tokenizer
+from transformer_xl.data.text.tokenizers import load_tokenizer
 from transformer_xl.files import digest
 from transformer_xl.interop.foreign import Lengths
 from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface

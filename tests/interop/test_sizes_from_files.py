@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformer_xl.checkpoint import About, RunFolder, load_checkpoint, write_checkpoint
 from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import ModelConfig, RunConfig
-from transformer_xl.data.tokenizers import NumberTokenizer, load_tokenizer
+from transformer_xl.data.text.tokenizers import NumberTokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, DataError, ImportRefused, InputError, TransformerXLError
 from transformer_xl.files import digest
 from transformer_xl.inference import make_reader
@@ -243,7 +243,7 @@ def test_a_tokenizer_that_asks_for_too_much_or_for_nonsense(description, tmp_pat
     ids=lambda part: next(iter(part)),
 )
 def test_byte_pairs_have_no_parts_but_their_own(part, tmp_path):
-    from transformer_xl.data.tokenizers import BytePairTokenizer
+    from transformer_xl.data.text.tokenizers import BytePairTokenizer
 
     BytePairTokenizer.learn(iter(["some text " * 50]), size=260, lower=False, show=False).save(tmp_path)
     assert load_tokenizer(tmp_path).size >= 256

@@ -13,7 +13,7 @@ import pytest
 from serving_helpers import Running, in_thread
 
 from transformer_xl.cli import main
-from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.data.text.tokenizers import ByteTokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Engine

@@ -17,7 +17,7 @@ import pytest
 from serving_helpers import Running, in_thread
 
 from transformer_xl import files
-from transformer_xl.data.tokenizers import (
+from transformer_xl.data.text.tokenizers import (
     BytePairTokenizer,
     ByteTokenizer,
     CharTokenizer,

@@ -8,8 +8,8 @@ import torch
 
 from small_models import build
 from transformer_xl.config.sources import resolve
-from transformer_xl.data.recipes import RECIPES
-from transformer_xl.data.tokenizers import WordTokenizer
+from transformer_xl.data.corpora.recipes import RECIPES
+from transformer_xl.data.text.tokenizers import WordTokenizer
 from transformer_xl.errors import ConfigError, DataError
 from transformer_xl.presets import find_preset
 from transformer_xl.progress import progress

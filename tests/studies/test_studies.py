@@ -10,7 +10,7 @@ from small_scale import BYTES, MINIMAL
 
 from transformer_xl.cli import main
 from transformer_xl.config.sources import resolve
-from transformer_xl.data.recipes import RECIPES
+from transformer_xl.data.corpora.recipes import RECIPES
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.kinds import parameter_count
 from transformer_xl.presets import find_preset

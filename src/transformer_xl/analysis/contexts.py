@@ -21,7 +21,7 @@ from torch import Tensor
 from transformer_xl.analysis.loss_files import UNREADABLE, Arrays, read_arrays, write_arrays
 from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, TrainingConfig
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY
-from transformer_xl.data.segments import NO_TARGET
+from transformer_xl.data.feeding.lanes import NO_TARGET
 from transformer_xl.data.store import Split
 from transformer_xl.errors import InputError
 from transformer_xl.evaluation import make_rule

@@ -33,7 +33,7 @@ from transformer_xl.benchmarks.measure import processor_name
 from transformer_xl.benchmarks.workloads import Scale
 from transformer_xl.checkpoint import About, write_checkpoint
 from transformer_xl.config import ModelConfig
-from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.data.text.tokenizers import ByteTokenizer
 from transformer_xl.model import TransformerXL
 from transformer_xl.presets import find_preset
 from transformer_xl.progress import progress, say

@@ -29,7 +29,7 @@ from torch import Tensor
 from transformer_xl.checkpoint.run_folder import RunFolder
 from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.config.fields import read
-from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
+from transformer_xl.data.text.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, put_back, strange_file, write_json
 from transformer_xl.model import AnyModel, build_shapes

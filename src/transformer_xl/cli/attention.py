@@ -149,7 +149,7 @@ def read_tokens(arguments: argparse.Namespace, loaded: "Loaded") -> "Tokens":
 
     from transformer_xl.cli.score import Source
     from transformer_xl.data.store import smallest_dtype
-    from transformer_xl.data.streaming import token_stream
+    from transformer_xl.data.text.streaming import token_stream
 
     pieces, found = [np.zeros(0, dtype=smallest_dtype(loaded.tokenizer.size))], 0
     try:
@@ -166,7 +166,7 @@ def read_tokens(arguments: argparse.Namespace, loaded: "Loaded") -> "Tokens":
 
 def token_names(loaded: "Loaded", tokens: "Tokens", maps: "list[Map]") -> dict[int, str]:
     """By position: those that the maps show, and the one after each position asked for."""
-    from transformer_xl.data.tokenizers import readable
+    from transformer_xl.data.text.display import readable
 
     positions = {p for one in maps for p in range(min(row.first_key for row in one.rows), one.position + 2)}
     return {p: readable(loaded.tokenizer, int(tokens[p])) for p in sorted(positions) if p < len(tokens)}

@@ -212,7 +212,7 @@ def paper(arguments: argparse.Namespace, loaded: "Loaded", sampling: "Sampling")
     """Appendix E: nothing is picked by hand; the seed chooses where in the test set the context begins."""
     import numpy as np
 
-    from transformer_xl.data.detokenize import detokenize
+    from transformer_xl.data.text.display import detokenize
     from transformer_xl.files import write_text
     from transformer_xl.generation import generate, text_pieces
 

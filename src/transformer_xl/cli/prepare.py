@@ -13,12 +13,12 @@ import json
 from pathlib import Path
 
 from transformer_xl.cli.data import splits_table
-from transformer_xl.data.corpora import prepare_known
-from transformer_xl.data.own_text import OwnText, prepare_given_splits, prepare_own_text
-from transformer_xl.data.python_corpus import prepare_python
-from transformer_xl.data.recipes import NAMES, PYTHON, corpora_table, places_table
+from transformer_xl.data.corpora.known import prepare_known
+from transformer_xl.data.corpora.own_text import OwnText, prepare_given_splits, prepare_own_text
+from transformer_xl.data.corpora.python import prepare_python
+from transformer_xl.data.corpora.recipes import NAMES, PYTHON, corpora_table, places_table
 from transformer_xl.data.store import Store
-from transformer_xl.data.tokenizers import DESCRIPTION, Tokenizer, load_tokenizer
+from transformer_xl.data.text.tokenizers import DESCRIPTION, Tokenizer, load_tokenizer
 from transformer_xl.errors import DataError, suggest
 
 OF_A_NEW_TOKENIZER = ("tokenizer", "vocab_size", "lower", "min_count")

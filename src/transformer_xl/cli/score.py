@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def score(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryIO, *, name: str) -> int:
-    from transformer_xl.data.tokenizers import readable
+    from transformer_xl.data.text.display import readable
 
     source, totals, names = Source(stream), Totals(), dict[int, str]()
     try:

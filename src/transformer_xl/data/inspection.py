@@ -1,15 +1,14 @@
 """What a store holds, for people and for programs: counts, the most frequent tokens, a sample, a plot of frequencies."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.detokenize import detokenize
 from transformer_xl.data.store import Split, Store
+from transformer_xl.data.text.display import detokenize
 from transformer_xl.errors import DataError
 from transformer_xl.pictures import picture
 from transformer_xl.progress import progress
@@ -17,13 +16,6 @@ from transformer_xl.progress import progress
 STRIDE = 1 << 22
 SAMPLE_CHARACTERS = 400
 TOP = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frequent:
-    token: str
-    count: int
-    share: float
 
 
 def token_counts(split: Split, *, vocabulary: int) -> NDArray[np.int64]:
@@ -41,11 +33,11 @@ def token_counts(split: Split, *, vocabulary: int) -> NDArray[np.int64]:
     return counts
 
 
-def most_frequent(store: Store, counts: NDArray[np.int64], *, top: int = TOP) -> list[Frequent]:
-    order = np.argsort(-counts, kind="stable")[:top]
+def most_frequent(store: Store, counts: NDArray[np.int64]) -> list[dict[str, Any]]:
+    order = np.argsort(-counts, kind="stable")[:TOP]
     total = int(counts.sum())
     return [
-        Frequent(token=store.tokenizer.token(int(id)), count=int(counts[id]), share=int(counts[id]) / total)
+        {"token": store.tokenizer.token(int(id)), "count": int(counts[id]), "share": int(counts[id]) / total}
         for id in order
         if counts[id]
     ]
@@ -67,7 +59,7 @@ def summary(store: Store) -> dict[str, Any]:
         **manifest.to_json(),
         "folder": str(store.folder),
         "bytes_on_disk": sum(file.bytes for split in manifest.splits for file in split.files),
-        "frequent": [asdict(token) for token in most_frequent(store, counts)],
+        "frequent": most_frequent(store, counts),
         "unused_tokens": int((counts == 0).sum()),
         "sample": sample(store, first),
     }

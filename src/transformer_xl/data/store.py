@@ -13,14 +13,13 @@ from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.config.fields import no_giant, not_negative, one_of, positive, read
-from transformer_xl.data.recipes import Unit
-from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
+from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
 from transformer_xl.errors import ConfigError, DataError, InputError, shown, suggest
 from transformer_xl.files import digest, put_back, strange_file, write_json
 from transformer_xl.progress import progress
@@ -30,6 +29,7 @@ MANIFEST = "manifest.json"
 DTYPES = ("uint8", "uint16", "uint32")
 POSITION = np.dtype("<i8")
 Positions = NDArray[np.int64]
+Unit = Literal["bits_per_character", "bits_per_byte", "perplexity_per_word"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Manifest:
     rule: str
     """How the text was read, in words: belongs under every figure made from this store."""
     unit: str
-    """What figures are reported in: bits_per_character, bits_per_byte or perplexity_per_word."""
+    """What figures are reported in: a `Unit`."""
     tokenizer_kind: str
     vocabulary_size: int
     dtype: str
@@ -107,11 +107,11 @@ class Manifest:
             "tokens": split.tokens * np.dtype(self.dtype).itemsize,
             "documents": split.documents * POSITION.itemsize,
         }
-        for part, size in wanted.items():
-            found = sizes.get(f"{split.name}.{part}.bin")
+        for what, size in wanted.items():
+            found = sizes.get(f"{split.name}.{what}.bin")
             if found != size:
                 raise ConfigError(
-                    f"{split.name}.{part}.bin has {shown(found)} bytes where its {part} take {shown(size)}"
+                    f"{split.name}.{what}.bin has {shown(found)} bytes where its {what} take {shown(size)}"
                 )
         sentences = sizes.get(f"{split.name}.sentences.bin")
         if self.sentence_mark is not None and (sentences is None or sentences % POSITION.itemsize):
@@ -143,14 +143,14 @@ class Split:
             )
         if tokens >= len(self):
             return self
-        part = copy(self)
-        part.tokens = self.tokens[:tokens]
-        part.document_starts = self.document_starts[: np.searchsorted(self.document_starts, tokens)]
-        part.sentence_starts = self.sentence_starts[: np.searchsorted(self.sentence_starts, tokens)]
+        beginning = copy(self)
+        beginning.tokens = self.tokens[:tokens]
+        beginning.document_starts = self.document_starts[: np.searchsorted(self.document_starts, tokens)]
+        beginning.sentence_starts = self.sentence_starts[: np.searchsorted(self.sentence_starts, tokens)]
         share = tokens / len(self)
         size, characters = round(self.bytes * share), round(self.characters * share)
-        part.record = replace(self.record, tokens=tokens, bytes=size, characters=characters, words=None)
-        return part
+        beginning.record = replace(self.record, tokens=tokens, bytes=size, characters=characters, words=None)
+        return beginning
 
     @property
     def bytes(self) -> int:
@@ -248,7 +248,7 @@ def _check_sum(file: Path, record: FileRecord) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A stretch of one split, ready to be written. Positions count from its first token."""
+    """A piece of one split, ready to be written. Positions count from its first token."""
 
     tokens: NDArray[Any]
     document_starts: Positions
@@ -330,6 +330,16 @@ def finish_store(folder: Path, *, manifest: Manifest, tokenizer: Tokenizer) -> N
     """The manifest is written last: a folder without one is no store."""
     tokenizer.save(folder)
     write_json(folder / MANIFEST, manifest.to_json())
+
+
+def encoded_by(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The fields of a manifest that the tokenizer decides."""
+    return {
+        "tokenizer_kind": tokenizer.kind,
+        "vocabulary_size": tokenizer.size,
+        "dtype": smallest_dtype(tokenizer.size).name,
+        "sentence_mark": sentence_mark(tokenizer),
+    }
 
 
 def sentence_mark(tokenizer: Tokenizer) -> int | None:

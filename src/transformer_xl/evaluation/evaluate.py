@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.config import EvaluationConfig, RecurrentConfig
-from transformer_xl.data.evaluation_stream import EvaluationStream, paper_evaluation
-from transformer_xl.data.segments import Segment
+from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, paper_evaluation
+from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
 from transformer_xl.evaluation.rules import PAPER_LANES, Rule, RuleName, lanes_for, warm_up_tokens

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from transformer_xl import native
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation.sampling import Sampler, Sampling
 from transformer_xl.generation.text import TextStream

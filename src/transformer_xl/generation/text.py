@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 
-from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, encode_utf8
+from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer, encode_utf8
 from transformer_xl.errors import DataError, InputError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizer
 
 from transformer_xl.checkpoint import is_ours, verified_folder
-from transformer_xl.data.tokenizers import DESCRIPTION, Tokenizer, WordTokenizer, load_tokenizer
+from transformer_xl.data.text.tokenizers import DESCRIPTION, Tokenizer, WordTokenizer, load_tokenizer
 from transformer_xl.errors import DataError
 
 FOLDER = "tokenizer"

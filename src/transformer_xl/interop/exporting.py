@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from transformer_xl.checkpoint import Checkpoint, save_tensors, write_checkpoint
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
+from transformer_xl.data.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import atomic_folder, write_json, write_text
 from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface

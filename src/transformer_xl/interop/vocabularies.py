@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.data.tokenizers import (
+from transformer_xl.data.text.tokenizers import (
     END_OF_LINE,
     SENTENCE,
     ByteTokenizer,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.generation import Sampler, Sampling, TextStream
 from transformer_xl.inference.distribution import Distribution, Lane, Question, Words, best
 from transformer_xl.inference.reader import Reader

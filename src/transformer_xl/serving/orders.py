@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.model import AnyModel

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.streaming import Placed, token_stream
-from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer
+from transformer_xl.data.text.streaming import Placed, token_stream
+from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.generation.text import TextStream
 from transformer_xl.serving.bodies import Given

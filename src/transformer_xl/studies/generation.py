@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config.fields import override
-from transformer_xl.data.detokenize import detokenize
 from transformer_xl.data.store import Store
-from transformer_xl.data.tokenizers import WordTokenizer
+from transformer_xl.data.text.display import detokenize
+from transformer_xl.data.text.tokenizers import WordTokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.generation import Sampling, generate
 from transformer_xl.presets import find_preset

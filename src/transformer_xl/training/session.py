@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from transformer_xl.checkpoint import TrainingState
 from transformer_xl.config import RunConfig
-from transformer_xl.data.lanes import Lanes
-from transformer_xl.data.sentences import SentenceLanes
+from transformer_xl.data.feeding.lanes import Lanes
+from transformer_xl.data.feeding.sentences import SentenceLanes
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError, TransformerXLError
 from transformer_xl.evaluation import Figures

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_xl.data.sources import Source
-from transformer_xl.data.tokenizers import decode_utf8
+from transformer_xl.data.corpora.sources import Source
+from transformer_xl.data.text.tokenizers import decode_utf8
 from transformer_xl.errors import DataError
 
 PAD = re.compile(r"madeupword\d+$")

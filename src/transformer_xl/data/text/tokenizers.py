@@ -24,6 +24,7 @@ SENTENCE_UNKNOWN = "<UNK>"
 DESCRIPTION = "tokenizer.json"
 VOCABULARY = "vocabulary.txt"
 BYTE_PAIRS = "bpe.json"
+NAMED = {" ": "space", "\n": "newline", "\t": "tab"}
 PARTS_OF_BYTE_PAIRS = {
     **dict.fromkeys(("truncation", "padding", "added_tokens", "normalizer", "post_processor")),
     **dict.fromkeys(("pre_tokenizer", "decoder"), "ByteLevel"),
@@ -54,6 +55,9 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def save(self, folder: Path | str) -> None: ...
+
+    def _describe(self, folder: Path | str, **description: object) -> None:
+        write_json(Path(folder) / DESCRIPTION, {"kind": self.kind, **description})
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """The text; where the tokens end inside a character, the broken character is shown as U+FFFD."""
@@ -98,13 +102,10 @@ class ByteTokenizer(Tokenizer):
 
     def token(self, id: int) -> str:
         value = int(self.values[id])
-        return {32: "space", 10: "newline", 9: "tab"}.get(value, chr(value) if 32 < value < 127 else f"{value:#04x}")
+        return NAMED.get(chr(value), chr(value) if 32 < value < 127 else f"{value:#04x}")
 
     def save(self, folder: Path | str) -> None:
-        write_json(
-            Path(folder) / DESCRIPTION,
-            {"kind": self.kind, "values": self.values.tolist(), "dropped": list(self.dropped)},
-        )
+        self._describe(folder, values=self.values.tolist(), dropped=list(self.dropped))
 
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "ByteTokenizer":
@@ -141,15 +142,10 @@ class CharTokenizer(Tokenizer):
 
     def token(self, id: int) -> str:
         character = self.characters[id]
-        return {" ": "space", "\n": "newline", "\t": "tab"}.get(
-            character, character if character.isprintable() else f"U+{ord(character):04X}"
-        )
+        return NAMED.get(character, character if character.isprintable() else f"U+{ord(character):04X}")
 
     def save(self, folder: Path | str) -> None:
-        write_json(
-            Path(folder) / DESCRIPTION,
-            {"kind": self.kind, "code_points": list(map(ord, self.characters)), "lower": self.lower},
-        )
+        self._describe(folder, code_points=list(map(ord, self.characters)), lower=self.lower)
 
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "CharTokenizer":
@@ -219,10 +215,7 @@ class WordTokenizer(Tokenizer):
 
     def save(self, folder: Path | str) -> None:
         write_text(Path(folder) / VOCABULARY, "".join(f"{word}\n" for word in self.words))
-        write_json(
-            Path(folder) / DESCRIPTION,
-            {"kind": self.kind, "marks": self.marks, "lower": self.lower, "words": VOCABULARY},
-        )
+        self._describe(folder, marks=self.marks, lower=self.lower, words=VOCABULARY)
 
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "WordTokenizer":
@@ -271,7 +264,7 @@ class BytePairTokenizer(Tokenizer):
 
     def save(self, folder: Path | str) -> None:
         write_text(Path(folder) / BYTE_PAIRS, self._pairs.to_str(pretty=False))
-        write_json(Path(folder) / DESCRIPTION, {"kind": self.kind, "lower": self.lower, "pairs": BYTE_PAIRS})
+        self._describe(folder, lower=self.lower, pairs=BYTE_PAIRS)
 
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "BytePairTokenizer":
@@ -315,7 +308,7 @@ class NumberTokenizer(Tokenizer):
         return str(id)
 
     def save(self, folder: Path | str) -> None:
-        write_json(Path(folder) / DESCRIPTION, {"kind": self.kind, "size": self.size})
+        self._describe(folder, size=self.size)
 
     @classmethod
     def load(cls, folder: Path, description: dict[str, Any]) -> "NumberTokenizer":
@@ -326,13 +319,6 @@ Kinds = type[ByteTokenizer | CharTokenizer | WordTokenizer | BytePairTokenizer |
 KINDS: dict[str, Kinds] = {
     kind.kind: kind for kind in (ByteTokenizer, CharTokenizer, WordTokenizer, BytePairTokenizer, NumberTokenizer)
 }
-
-
-def readable(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token: words and their marks by name, bytes that are no whole character as \\xe2."""
-    if tokenizer.kind == "word":
-        return tokenizer.token(token)
-    return tokenizer.decode_bytes([token]).decode("utf-8", errors="backslashreplace")
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:

@@ -8,12 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data import encoding
-from transformer_xl.data.known import check_counts, described, known_manifest
-from transformer_xl.data.recipes import PARTS_MD5, Recipe
-from transformer_xl.data.sources import Source, find_known
-from transformer_xl.data.store import Encoded, Manifest, SplitRecord, SplitWriter, smallest_dtype
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.recipes import SPLITS_MD5, Counts, Recipe
+from transformer_xl.data.corpora.sources import Source, find_known
+from transformer_xl.data.store import Encoded, Manifest, SplitRecord, SplitWriter, encoded_by, smallest_dtype
+from transformer_xl.data.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.progress import progress
 
@@ -28,7 +27,8 @@ def fill_symbols(
     scratch: Path,
     newlines: Literal["keep", "drop"],
     wanted: tuple[str, ...],
-) -> tuple[Manifest, Tokenizer]:
+) -> tuple[Manifest, Tokenizer, Counts]:
+    """What was written, and what must have come out."""
     source = _one_file(recipe, place, scratch)
     with progress(f"reading {recipe.name}", total=source.disk_bytes, unit="bytes") as advance:
         text = source.read(advance=advance)
@@ -45,7 +45,7 @@ def fill_symbols(
         for split in recipe.splits:
             end = begin + recipe.counts.tokens[split]
             if split in wanted:
-                _check_part(recipe, split, text[begin:end])
+                _check_split(recipe, split, text[begin:end])
                 inside = starts[(starts >= begin) & (starts < end)]
                 record = _write_symbols(folder, split, symbols, begin, end, inside, tokenizer, values, advance)
                 records.append(record)
@@ -53,19 +53,23 @@ def fill_symbols(
     rule = recipe.rule if newlines == "keep" else "bytes as the paper's code read them, newlines dropped; 90M / 5M / 5M"
     counts = recipe.counts if newlines == "keep" else recipe.alternatives["newlines dropped"]
     assert source.known is not None
-    origin = {source.known.name: f"md5:{source.known.md5}"}
-    manifest = known_manifest(recipe, tokenizer, records, rule=rule, origin=origin)
-    check_counts(manifest, counts)
-    return manifest, tokenizer
+    manifest = Manifest(
+        name=recipe.name,
+        rule=rule,
+        unit=recipe.unit,
+        documents=recipe.documents,
+        origin={source.known.name: f"md5:{source.known.md5}"},
+        splits=tuple(records),
+        **encoded_by(tokenizer),
+    )
+    return manifest, tokenizer, counts
 
 
 def _one_file(recipe: Recipe, place: Path, scratch: Path) -> Source:
     known = recipe.files[0]
     found = find_known(recipe.files, source=place, scratch=scratch)[known.name]
     if not found:
-        raise DataError(
-            f"{place} holds no {described(known)}; give --source the file, or the folder or archive with it"
-        )
+        raise DataError(f"{place} holds no {known.described}; give --source the file, or the folder or archive with it")
     return found[0]
 
 
@@ -77,9 +81,9 @@ def _values(symbols: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.flatnonzero(counts)
 
 
-def _check_part(recipe: Recipe, split: str, part: bytes) -> None:
-    found = hashlib.md5(part, usedforsecurity=False).hexdigest()
-    assert found == PARTS_MD5[recipe.name][split], f"{recipe.name} {split} was cut at the wrong byte"
+def _check_split(recipe: Recipe, split: str, text: bytes) -> None:
+    found = hashlib.md5(text, usedforsecurity=False).hexdigest()
+    assert found == SPLITS_MD5[recipe.name][split], f"{recipe.name} {split} was cut at the wrong byte"
 
 
 def _write_symbols(

@@ -2,17 +2,24 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from transformer_xl.data import encoding
-from transformer_xl.data.download import download_any
-from transformer_xl.data.known import check_counts, described, known_manifest
-from transformer_xl.data.pieces import BY_ARTICLE, NO_DOCUMENTS, Part
-from transformer_xl.data.recipes import Counts, Recipe
-from transformer_xl.data.sources import Source, find_known
-from transformer_xl.data.store import Manifest
-from transformer_xl.data.tokenizers import END_OF_LINE, SENTENCE, SENTENCE_UNKNOWN, UNKNOWN, Tokenizer, WordTokenizer
-from transformer_xl.data.vocabulary import by_falling_frequency, read_vocabulary
+from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.download import download_any
+from transformer_xl.data.corpora.pieces import BY_ARTICLE, NO_DOCUMENTS, Part
+from transformer_xl.data.corpora.recipes import Counts, Recipe
+from transformer_xl.data.corpora.sources import Source, find_known
+from transformer_xl.data.corpora.vocabulary import by_falling_frequency, read_vocabulary
+from transformer_xl.data.store import Manifest, encoded_by
+from transformer_xl.data.text.tokenizers import (
+    END_OF_LINE,
+    SENTENCE,
+    SENTENCE_UNKNOWN,
+    UNKNOWN,
+    Tokenizer,
+    WordTokenizer,
+)
 from transformer_xl.errors import DataError
 
 LM1B_SHARDS = 99
@@ -32,7 +39,9 @@ def find_files(
     if missing:
         have = [split for split in wanted if all(split not in file.splits for file in missing)]
         way_out = f", or prepare what is there with --splits {','.join(have)}" if have else ""
-        raise DataError(f"{place} holds no {' and no '.join(map(described, missing))}; bring it with --source{way_out}")
+        raise DataError(
+            f"{place} holds no {' and no '.join(file.described for file in missing)}; bring it with --source{way_out}"
+        )
     files = {split: [s for file in needed if split in file.splits for s in found[file.name]] for split in wanted}
     if train:
         files["train"] = [Source(path=path) for path in train]
@@ -50,7 +59,8 @@ def own_vocabulary(recipe: Recipe, source: Path | None, wanted: tuple[str, ...])
 
 def fill_words(
     recipe: Recipe, files: dict[str, list[Source]], folder: Path, vocabulary: Path | None, *, by_hand: bool
-) -> tuple[Manifest, Tokenizer]:
+) -> tuple[Manifest, Tokenizer, Counts]:
+    """What was written, and what must have come out."""
     parts = {split: [Part(source=source) for source in sources] for split, sources in files.items()}
     rule = BY_ARTICLE if recipe.name.startswith("wikitext") else NO_DOCUMENTS
     words = _words(recipe, parts, vocabulary)
@@ -68,11 +78,18 @@ def fill_words(
         text += f"; vocabulary: {read}"
     known = {s.known.name: s.known for sources in files.values() for s in sources if s.known is not None}
     origin = {name: f"md5:{file.md5}" if file.md5 else "no checksum known" for name, file in known.items()}
-    manifest = known_manifest(recipe, tokenizer, records, rule=text, origin=origin)
+    manifest = Manifest(
+        name=recipe.name,
+        rule=text,
+        unit=recipe.unit,
+        documents=recipe.documents,
+        origin=origin,
+        splits=records,
+        **encoded_by(tokenizer),
+    )
     # A vocabulary of the two smaller corpora is counted on all three splits: without them all it is another one.
     whole = set(files) == set(recipe.splits) or vocabulary is not None or recipe.name == "wikitext-103"
-    check_counts(manifest, recipe.counts if whole else Counts(tokens=recipe.counts.tokens, vocabulary=None))
-    return manifest, tokenizer
+    return manifest, tokenizer, recipe.counts if whole else replace(recipe.counts, vocabulary=None)
 
 
 def _words(recipe: Recipe, parts: dict[str, list[Part]], vocabulary: Path | None) -> list[str]:

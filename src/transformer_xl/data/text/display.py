@@ -1,6 +1,8 @@
-"""Makes WikiText, Penn Treebank and One Billion Word text readable again: for people's eyes, never for scoring."""
+"""Tokens and text for people's eyes, never for scoring."""
 
 import re
+
+from transformer_xl.data.text.tokenizers import Tokenizer
 
 HEADING = re.compile(r"^ *((?:= )+)(.+?)((?: =)+) *$", re.MULTILINE)
 JOINED = re.compile(r" @([-,.])@ ")
@@ -10,8 +12,15 @@ QUOTED = re.compile(r'" ([^"\n]*?) "')
 APOSTROPHE = re.compile(r"(?<=\w) ' (?=s\b)")
 
 
+def readable(tokenizer: Tokenizer, token: int) -> str:
+    """The text of one token: words and their marks by name, bytes that are no whole character as \\xe2."""
+    if tokenizer.kind == "word":
+        return tokenizer.token(token)
+    return tokenizer.decode_bytes([token]).decode("utf-8", errors="backslashreplace")
+
+
 def detokenize(text: str) -> str:
-    """Headings become Markdown's, `@-@` and its kin their sign, and spaces go where people put them."""
+    """WikiText, Penn Treebank and One Billion Word as people write: headings become Markdown's, `@-@` and its kin their sign, and spaces go where people put them."""
     text = HEADING.sub(_heading, text)
     text = JOINED.sub(r"\1", text)
     text = QUOTED.sub(r'"\1"', text)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
-from transformer_xl.data import encoding
-from transformer_xl.data.pieces import (
+from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.pieces import (
     BY_BLANK_LINE,
     BY_FILE,
     DocumentRule,
@@ -18,10 +18,11 @@ from transformer_xl.data.pieces import (
     by_separator,
     cut_point,
 )
-from transformer_xl.data.prepare import make_store
-from transformer_xl.data.sources import Source, file_or_members, is_tar
-from transformer_xl.data.store import Manifest, Store, sentence_mark, smallest_dtype
-from transformer_xl.data.tokenizers import (
+from transformer_xl.data.corpora.prepare import make_store
+from transformer_xl.data.corpora.sources import Source, file_or_members, is_tar
+from transformer_xl.data.corpora.vocabulary import by_falling_frequency
+from transformer_xl.data.store import Manifest, Store, encoded_by
+from transformer_xl.data.text.tokenizers import (
     BETWEEN_SPACES,
     END_OF_LINE,
     UNKNOWN,
@@ -31,7 +32,6 @@ from transformer_xl.data.tokenizers import (
     Tokenizer,
     WordTokenizer,
 )
-from transformer_xl.data.vocabulary import by_falling_frequency
 from transformer_xl.errors import DataError, suggest
 from transformer_xl.progress import progress
 
@@ -198,7 +198,7 @@ def _file_name(source: Source) -> str:
 
 
 def _by_share(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
-    """One stretch of the text after the other, each ending with a line wherever one ends nearby."""
+    """One split of the text after the other, each ending with a line wherever one ends nearby."""
     sizes = [_text_bytes(source) for source in sources]
     total = sum(sizes)
     bounds = [0]
@@ -218,7 +218,7 @@ def _text_bytes(source: Source) -> int:
     if source.plain:
         return source.disk_bytes
     with progress(f"measuring {source.path.name}", total=source.disk_bytes, unit="bytes") as advance:
-        return sum(map(len, source.pieces(advance=advance)))
+        return sum(map(len, source.blocks(advance=advance)))
 
 
 def _end_of_line(sources: list[Source], sizes: list[int], position: int, fallback: Fallback) -> int:
@@ -254,12 +254,9 @@ def _fill(parts: dict[str, list[Part]], folder: Path, settings: OwnText, *, name
         name=name,
         rule=_rule(settings),
         unit=UNITS[tokenizer.kind],
-        tokenizer_kind=tokenizer.kind,
-        vocabulary_size=tokenizer.size,
-        dtype=smallest_dtype(tokenizer.size).name,
         documents=settings.rule.description,
-        sentence_mark=sentence_mark(tokenizer),
         splits=records,
+        **encoded_by(tokenizer),
     )
     return manifest, tokenizer
 

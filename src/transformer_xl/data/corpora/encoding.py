@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.pieces import (
+from transformer_xl.data.corpora.pieces import (
     DocumentRule,
     Fallback,
     Part,
@@ -23,7 +23,7 @@ from transformer_xl.data.pieces import (
     workers_for,
 )
 from transformer_xl.data.store import Encoded, SplitRecord, SplitWriter, sentence_mark, smallest_dtype
-from transformer_xl.data.tokenizers import (
+from transformer_xl.data.text.tokenizers import (
     BETWEEN_SPACES,
     END_OF_LINE,
     Tokenizer,
@@ -54,7 +54,7 @@ def count_words(parts: Sequence[Part], *, rule: DocumentRule, lower: bool, line_
 def _count_piece(shared: tuple[DocumentRule, bool, bool], piece: Piece) -> Counter[str]:
     rule, lower, line_marks = shared
     counts: Counter[str] = Counter()
-    for _, data, offset in stretches(piece, rule, ends_lines=line_marks):
+    for _, data, offset in by_document(piece, rule, ends_lines=line_marks):
         text = decode_utf8(data, name=piece.name, offset=offset)
         text = text.lower() if lower else text
         counts.update((text.replace("\n", f" {END_OF_LINE} ") if line_marks else text).split())
@@ -75,7 +75,7 @@ def collect_characters(parts: Sequence[Part], *, rule: DocumentRule, lower: bool
 
 def _piece_characters(shared: tuple[DocumentRule, bool], piece: Piece) -> NDArray[Any]:
     rule, lower = shared
-    text = "".join(decode_utf8(data, name=piece.name, offset=offset) for _, data, offset in stretches(piece, rule))
+    text = "".join(decode_utf8(data, name=piece.name, offset=offset) for _, data, offset in by_document(piece, rule))
     return np.unique(code_points(text.lower() if lower else text))
 
 
@@ -83,7 +83,7 @@ def texts(parts: Sequence[Part], *, rule: DocumentRule) -> Iterator[str]:
     """The text itself, piece by piece, for whoever learns from it."""
     with progress("reading", total=total_bytes(parts), unit="bytes") as advance:
         for piece in cut(parts, fallback="character", advance=advance):
-            for _, data, offset in stretches(piece, rule):
+            for _, data, offset in by_document(piece, rule):
                 yield decode_utf8(data, name=piece.name, offset=offset)
 
 
@@ -106,8 +106,8 @@ def _write_split(
         pieces = cut(parts, fallback=fallback, advance=advance)
         encoded = ordered_map(encode_piece, pieces, shared=(tokenizer, rule), workers=workers_for(parts))
         with closing(encoded):
-            for stretch in encoded:
-                writer.append(stretch)
+            for piece in encoded:
+                writer.append(piece)
         return writer.finish()
 
 
@@ -117,7 +117,7 @@ def encode_piece(shared: tuple[Tokenizer, DocumentRule], piece: Piece) -> Encode
     starts = []
     count = 0
     by_byte = tokenizer.kind == "byte"
-    for begins, data, offset in stretches(piece, rule, ends_lines=tokenizer.kind == "word"):
+    for begins, data, offset in by_document(piece, rule, ends_lines=tokenizer.kind == "word"):
         if begins:
             starts.append(count)
         text = data if by_byte else decode_utf8(data, name=piece.name, offset=offset)
@@ -152,8 +152,8 @@ def _sentences_and_words(
     return begins, len(tokens) - len(marks)
 
 
-def stretches(piece: Piece, rule: DocumentRule, *, ends_lines: bool = False) -> Iterator[tuple[bool, bytes, int]]:
-    """(begins a document, its bytes, their offset in the source) for each stretch of a piece, marks left out.
+def by_document(piece: Piece, rule: DocumentRule, *, ends_lines: bool = False) -> Iterator[tuple[bool, bytes, int]]:
+    """(begins a document, its bytes, their offset in the source) for what each document has in a piece, marks left out.
 
     With `ends_lines` the last line of a file is ended if nobody did.
     """

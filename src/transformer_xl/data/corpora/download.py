@@ -5,14 +5,15 @@ import os
 import ssl
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_xl.data.recipes import KnownFile, Place, Recipe
+from transformer_xl.data.corpora.recipes import KnownFile, Place, Recipe
 from transformer_xl.errors import DataError
 from transformer_xl.files import digest
 from transformer_xl.progress import progress
 
-PIECE = 1 << 18
+BLOCK = 1 << 18
 ATTEMPTS = 5
 """Cut connections in a row, none of which brought a byte, before giving up."""
 SECONDS_WITHOUT_AN_ANSWER = 30
@@ -77,15 +78,13 @@ def _download(place: Place, target: Path) -> Path:
     return target
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    def __init__(
-        self, *, whole: bool = False, brought: int = 0, too_long: int = 0, may_return: bool = True, reason: str = ""
-    ) -> None:
-        self.whole = whole
-        self.too_long = too_long
-        self.brought = brought
-        self.may_return = may_return
-        self.reason = reason
+    whole: bool = False
+    brought: int = 0
+    too_long: int = 0
+    may_return: bool = True
+    reason: str = ""
 
 
 def _fetch(place: Place, part: Path) -> _Outcome:
@@ -108,7 +107,7 @@ def _fetch(place: Place, part: Path) -> _Outcome:
                 progress(f"downloading {place.file_name}", total=total, unit="bytes") as advance,
             ):
                 advance(have)
-                while data := answer.read(PIECE):
+                while data := answer.read(BLOCK):
                     brought += len(data)
                     if have + brought > place.at_most:
                         return _Outcome(too_long=have + brought)

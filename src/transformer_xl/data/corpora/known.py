@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from transformer_xl.data.download import download_any
-from transformer_xl.data.prepare import make_store
-from transformer_xl.data.recipes import PARTS_MD5, RECIPES, Recipe
+from transformer_xl.data.corpora.download import download_any
+from transformer_xl.data.corpora.prepare import make_store
+from transformer_xl.data.corpora.recipes import RECIPES, SPLITS_MD5, Counts, Recipe
+from transformer_xl.data.corpora.symbols import fill_symbols
+from transformer_xl.data.corpora.words import fill_words, find_files, own_vocabulary
 from transformer_xl.data.store import Manifest, Store
-from transformer_xl.data.symbol_corpora import fill_symbols
-from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.data.word_corpora import fill_words, find_files, own_vocabulary
+from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.errors import DataError, suggest
 
 
@@ -43,11 +43,14 @@ def prepare_known(
 
     def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
         with _files_of(recipe, source) as place:
-            if name in PARTS_MD5:
-                return fill_symbols(recipe, place, folder, scratch, newlines, wanted)
-            files = find_files(recipe, place, scratch, wanted, train)
-            vocab = vocabulary if vocabulary is not None else own_vocabulary(recipe, source, wanted)
-            return fill_words(recipe, files, folder, vocab, by_hand=bool(train))
+            if name in SPLITS_MD5:
+                manifest, tokenizer, counts = fill_symbols(recipe, place, folder, scratch, newlines, wanted)
+            else:
+                files = find_files(recipe, place, scratch, wanted, train)
+                vocab = vocabulary if vocabulary is not None else own_vocabulary(recipe, source, wanted)
+                manifest, tokenizer, counts = fill_words(recipe, files, folder, vocab, by_hand=bool(train))
+            _check_counts(manifest, counts)
+            return manifest, tokenizer
 
     return make_store(out, fill)
 
@@ -72,3 +75,19 @@ def _wanted_splits(recipe: Recipe, splits: Sequence[str] | None) -> tuple[str, .
         if split not in recipe.splits:
             raise DataError(f"{recipe.name} has no split {split}{suggest(split, recipe.splits)}")
     return tuple(split for split in recipe.splits if splits is None or split in splits)
+
+
+def _check_counts(manifest: Manifest, counts: Counts) -> None:
+    """What came out must be what everybody else has: this also catches a wrong file whose checksum nobody knows."""
+    for record in manifest.splits:
+        expected = counts.tokens.get(record.name)
+        if expected is not None and record.tokens != expected:
+            raise DataError(
+                f"{manifest.name} {record.name} came out as {record.tokens:,} tokens where {expected:,} are known; "
+                f"its file is not the published one, bring that with --source"
+            )
+    if counts.vocabulary is not None and manifest.vocabulary_size != counts.vocabulary:
+        raise DataError(
+            f"the vocabulary of {manifest.name} came out as {manifest.vocabulary_size:,} where {counts.vocabulary:,} is known; "
+            f"a file is not the published one, bring that with --source or --vocab"
+        )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transformer_xl.data.store import MANIFEST, Manifest, Store, finish_store, open_store
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.files import atomic_folder, put_back
 

@@ -10,12 +10,12 @@ import platform
 import sysconfig
 from pathlib import Path
 
-from transformer_xl.data import encoding
-from transformer_xl.data.pieces import BY_FILE, Part
-from transformer_xl.data.prepare import make_store
-from transformer_xl.data.sources import Source
-from transformer_xl.data.store import Manifest, Store, smallest_dtype
-from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer
+from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.pieces import BY_FILE, Part
+from transformer_xl.data.corpora.prepare import make_store
+from transformer_xl.data.corpora.sources import Source
+from transformer_xl.data.store import Manifest, Store, encoded_by
+from transformer_xl.data.text.tokenizers import ByteTokenizer, Tokenizer
 from transformer_xl.errors import DataError
 
 LEFT_OUT_FOLDERS = {
@@ -48,12 +48,10 @@ def prepare_python(*, out: Path | str) -> Store:
             name="python",
             rule="bytes of the standard library's .py files without tests, in order of name; split by file",
             unit="bits_per_byte",
-            tokenizer_kind=tokenizer.kind,
-            vocabulary_size=tokenizer.size,
-            dtype=smallest_dtype(tokenizer.size).name,
             documents=BY_FILE.description,
             origin={"python": platform.python_version(), "files": str(len(files)), "sha256": checksum.hexdigest()},
             splits=records,
+            **encoded_by(tokenizer),
         )
         return manifest, tokenizer
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.lanes import SegmentLengths, check_offset, own_lanes, restored
-from transformer_xl.data.segments import NO_TARGET, Segment
+from transformer_xl.data.feeding.lanes import NO_TARGET, Segment, SegmentLengths, check_offset, own_lanes, restored
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError, InputError
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from transformer_xl.data.lanes import Lanes
-from transformer_xl.data.segments import Segment, read_segment
+from transformer_xl.data.feeding.lanes import Lanes, Segment, read_segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError, InputError
 
@@ -33,8 +32,8 @@ class EvaluationStream:
         self.split = split
         self.segment = segment
         self.score_boundaries = score_boundaries
-        blocks = -(-(len(split) - 1) // segment)
-        bounds = np.arange(lanes + 1) * blocks // lanes
+        segments = -(-(len(split) - 1) // segment)
+        bounds = np.arange(lanes + 1) * segments // lanes
         first, end = bounds[:-1], bounds[1:]
         fed = np.maximum(first - -(-warm_up // segment), 0)
         fed[first == end] = end[first == end]  # a lane without a range of its own needs no warm-up

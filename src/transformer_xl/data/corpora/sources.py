@@ -1,4 +1,4 @@
-"""Where text comes in: a file, plain or compressed, or a member of an archive, read in pieces and verified as it is read.
+"""Where text comes in: a file, plain or compressed, or a member of an archive, read in blocks and verified as it is read.
 
 What a file is, is told by its first bytes, never by its name. Every damage leaves here as a DataError naming the file.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from transformer_xl.data.recipes import KnownFile
-from transformer_xl.data.unpacking import (
-    PIECE,
+from transformer_xl.data.corpora.recipes import KnownFile
+from transformer_xl.data.corpora.unpacking import (
+    BLOCK,
     Advance,
     Counting,
     Stream,
@@ -89,25 +89,25 @@ class Source:
         if self.member is not None:
             archive = opened.enter_context(zipfile.ZipFile(raw))
             return opened.enter_context(opened_member(archive, self.member, name=self.name))
-        buffered = opened.enter_context(io.BufferedReader(raw, PIECE))
+        buffered = opened.enter_context(io.BufferedReader(raw, BLOCK))
         return opened.enter_context(decompressed(buffered, kind_of(self.path)))
 
-    def pieces(self, *, advance: Advance | None = None) -> Iterator[bytes]:
-        """The whole text in pieces. A known file is verified at its end: a wrong one raises before the last piece is trusted, one that is too long
+    def blocks(self, *, advance: Advance | None = None) -> Iterator[bytes]:
+        """The whole text in blocks. A known file is verified at its end: a wrong one raises before the last block is trusted, one that is too long
         as soon as it is."""
         md5 = hashlib.md5(usedforsecurity=False)
         size = 0
         with self.open(advance=advance) as stream:
-            while piece := stream.read(PIECE):
+            while block := stream.read(BLOCK):
                 if self.known is not None and self.known.md5:
-                    md5.update(piece)
-                size += len(piece)
-                yield piece
+                    md5.update(block)
+                size += len(block)
+                yield block
         if self.known is not None:
             self._verify(size, md5.hexdigest())
 
     def read(self, *, advance: Advance | None = None) -> bytes:
-        return b"".join(self.pieces(advance=advance))
+        return b"".join(self.blocks(advance=advance))
 
     def _verify(self, size: int, md5: str) -> None:
         known = self.known
@@ -191,8 +191,8 @@ def unpack_tar(path: Path, *, files: tuple[KnownFile, ...], into: Path) -> list[
                     f"{path} holds {name} twice, or more files of such names than were published; give --source the right one"
                 )
             with (into / name).open("wb") as target:
-                while piece := stream.read(PIECE):
-                    target.write(piece)
+                while block := stream.read(BLOCK):
+                    target.write(block)
             found[name] = Source(path=into / name)
     return [found[name] for name in sorted(found)]
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from transformer_xl.errors import DataError
 
-PIECE = 1 << 20
+BLOCK = 1 << 20
 MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"BZh": "bz2", b"PK\x03\x04": "zip", b"PK\x05\x06": "zip"}
 MOST_FOLD = 100
 """What is compressed may become so many times as large: text is squeezed tenfold at best, a bomb a thousandfold."""
@@ -64,7 +64,7 @@ def said(name: str) -> Iterator[None]:
 
 
 class Stream:
-    """A reader that stops where there is more than there may be, having held one piece at a time."""
+    """A reader that stops where there is more than there may be, having held one block at a time."""
 
     def __init__(self, stream: IO[bytes], *, name: str, most: int | None, refusal: DataError) -> None:
         self._stream, self._name, self._most, self._refusal = stream, name, most, refusal
@@ -83,7 +83,7 @@ class Stream:
         with said(self._name):
             if self._stream.seekable():
                 self._position = self._stream.seek(position)
-        while self._position < position and self.read(min(PIECE, position - self._position)):
+        while self._position < position and self.read(min(BLOCK, position - self._position)):
             pass
 
 
@@ -126,7 +126,7 @@ class Xz(io.RawIOBase):
                     return 0
                 self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
             else:
-                fed = self._file.read(PIECE) if self._decoder.needs_input else b""
+                fed = self._file.read(BLOCK) if self._decoder.needs_input else b""
                 if self._decoder.needs_input and not fed:
                     raise EOFError("it ends before its end mark")
             data = self._decoder.decompress(fed, len(buffer))
@@ -136,8 +136,8 @@ class Xz(io.RawIOBase):
     def _next_stream(self) -> bytes:
         """Zeros may stand between streams."""
         rest = self._decoder.unused_data.lstrip(b"\0")
-        while not rest and (piece := self._file.read(PIECE)):
-            rest = piece.lstrip(b"\0")
+        while not rest and (block := self._file.read(BLOCK)):
+            rest = block.lstrip(b"\0")
         return rest
 
 
@@ -145,7 +145,7 @@ def decompressed(buffered: IO[bytes], kind: str) -> IO[bytes]:
     if kind == "gz":
         return gzip.GzipFile(fileobj=buffered)  # type: ignore[return-value]
     if kind == "xz":
-        return io.BufferedReader(Xz(buffered), PIECE)
+        return io.BufferedReader(Xz(buffered), BLOCK)
     if kind == "bz2":
         return bz2.BZ2File(buffered)
     return buffered

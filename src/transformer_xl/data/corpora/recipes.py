@@ -4,9 +4,8 @@ Checksums and counts were measured on real copies; a store whose counts differ f
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-Unit = Literal["bits_per_character", "bits_per_byte", "perplexity_per_word"]
+from transformer_xl.data.store import Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +27,12 @@ class KnownFile:
     def most_bytes(self) -> int:
         """What it may become: reading stops there."""
         return self.at_most if self.bytes is None else self.bytes
+
+    @property
+    def described(self) -> str:
+        """For whoever must bring it, with what is known to tell it by."""
+        size = f"{self.bytes:,} bytes, md5 {self.md5}" if self.md5 else "no checksum known"
+        return f"{self.name} ({size})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +84,8 @@ class Recipe:
 ALL = ("train", "valid", "test")
 BY_POSITION = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 
-# The checksums of the three parts, as people pass them around; the whole is verified first, so these can only fail together.
-PARTS_MD5 = {
+# The checksums of the three splits, as people pass them around; the whole is verified first, so these can only fail together.
+SPLITS_MD5 = {
     "enwik8": {
         "train": "a23bcd55c7344e2ccb33ed04297e49d7",
         "valid": "afc1109404cf229087753a6ee1afdcf4",

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from typing import Any, Literal, TypeVar
 
-from transformer_xl.data.sources import Source
-from transformer_xl.data.unpacking import Advance
+from transformer_xl.data.corpora.sources import Source
+from transformer_xl.data.corpora.unpacking import Advance
 from transformer_xl.errors import DataError
 
 PIECE_BYTES = 4 << 20
@@ -34,7 +34,7 @@ Fallback = Literal["character", "word", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A stretch of a source, in bytes of its decompressed text."""
+    """A range of a source that belongs to one split, in bytes of its decompressed text."""
 
     source: Source
     start: int = 0
@@ -116,7 +116,7 @@ def _cut_part(part: Part, fallback: Fallback, advance: Advance | None) -> Iterat
 
 def _read(part: Part, advance: Advance | None) -> Iterator[bytes]:
     if part.start == 0 and part.stop is None:
-        yield from part.source.pieces(advance=advance)
+        yield from part.source.blocks(advance=advance)
         return
     with part.source.open(advance=advance) as stream:
         stream.seek(part.start)

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer_xl.data.tokenizers import ByteTokenizer, Ids, NumberTokenizer, Tokenizer, WordTokenizer, encode_utf8
+from transformer_xl.data.text.tokenizers import (
+    ByteTokenizer,
+    Ids,
+    NumberTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    encode_utf8,
+)
 from transformer_xl.errors import DataError
 
 LONGEST_CHARACTERS = 1 << 20

@@ -1,0 +1,1 @@
+"""Text <-> tokens. Knows no corpus, no store and no lanes."""
