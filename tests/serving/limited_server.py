@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from transformer_xl.cli import main
-from transformer_xl.serving import server
+from transformer_xl.serving.http import server
 
 assert server
 taken = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))

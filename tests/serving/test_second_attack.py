@@ -17,6 +17,8 @@ import pytest
 from serving_helpers import Running, in_thread
 
 from transformer_xl import files
+from transformer_xl.batching.events import Mailbox
+from transformer_xl.batching.scheduler import Scheduler, Task
 from transformer_xl.data.tokenizers import (
     BytePairTokenizer,
     ByteTokenizer,
@@ -26,13 +28,12 @@ from transformer_xl.data.tokenizers import (
     WordTokenizer,
 )
 from transformer_xl.generation import TextStream
-from transformer_xl.serving import aside, refusals, scoring, texts
-from transformer_xl.serving import saved as saved_module
-from transformer_xl.serving.connection import FOLLOWING, Impatient
-from transformer_xl.serving.events import Mailbox
+from transformer_xl.serving.api import refusals, scoring, texts
+from transformer_xl.serving.api import saved as saved_module
+from transformer_xl.serving.api.metrics import Counts
+from transformer_xl.serving.http import aside
+from transformer_xl.serving.http.connection import FOLLOWING, Impatient
 from transformer_xl.serving.limits import Limits
-from transformer_xl.serving.metrics import Counts
-from transformer_xl.serving.scheduler import Scheduler, Task
 
 
 def wait(true: Callable[[], bool], *, seconds: float) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
-from transformer_xl.serving.events import Ended, Event, Figures, Mailbox, Wrote
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.sending import (
+from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.http.sending import (
     Encoded,
     encoded_list,
     encoded_text,

@@ -7,20 +7,20 @@ import numpy as np
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
+from transformer_xl.batching import reading
+from transformer_xl.batching.events import LEAST
+from transformer_xl.batching.scheduler import Task
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader
-from transformer_xl.serving import reading
-from transformer_xl.serving.admission import Extent, Slot
-from transformer_xl.serving.bodies import Attention, Given
-from transformer_xl.serving.bodies import Feed as FeedBody
-from transformer_xl.serving.events import LEAST
+from transformer_xl.serving.api.admission import Extent, Slot
+from transformer_xl.serving.api.bodies import Attention, Given
+from transformer_xl.serving.api.bodies import Feed as FeedBody
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.refusals import Refusal
+from transformer_xl.serving.api.sessions import Session, memory_use
+from transformer_xl.serving.api.texts import PlacedTokens, placed
+from transformer_xl.serving.http.sending import encoded_list, json_answer, json_name, longest_name
 from transformer_xl.serving.limits import EVENT_FIGURES, SMALL
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.refusals import Refusal
-from transformer_xl.serving.scheduler import Task
-from transformer_xl.serving.sending import encoded_list, json_answer, json_name, longest_name
-from transformer_xl.serving.sessions import Session, memory_use
-from transformer_xl.serving.texts import PlacedTokens, placed
 
 Losses = NDArray[np.float32]
 TOKEN_BYTES = 96

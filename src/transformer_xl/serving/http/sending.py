@@ -9,8 +9,8 @@ from typing import Any
 from fastapi.responses import Response, StreamingResponse
 
 from transformer_xl.data.tokenizers import Tokenizer, readable
-from transformer_xl.serving.admission import Slot
-from transformer_xl.serving.aside import aside
+from transformer_xl.serving.api.admission import Slot
+from transformer_xl.serving.http.aside import aside
 from transformer_xl.serving.limits import EVENT_FIGURES, PIECE_BYTES
 
 NAMES = 1 << 14

@@ -6,20 +6,20 @@ from collections.abc import AsyncIterator, Sequence
 
 from fastapi.responses import Response, StreamingResponse
 
+from transformer_xl.batching.events import Ended, Event
+from transformer_xl.batching.lanes import Wish, Writing
+from transformer_xl.batching.orders import Order
 from transformer_xl.errors import InputError
 from transformer_xl.generation import Sampling, start_tokens
-from transformer_xl.serving.admission import Extent, Slot
-from transformer_xl.serving.bodies import Completion, Generation
-from transformer_xl.serving.events import Ended, Event
-from transformer_xl.serving.lanes import Wish, Writing
+from transformer_xl.serving.api.admission import Extent, Slot
+from transformer_xl.serving.api.bodies import Completion, Generation
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.refusals import Refusal, error_body
+from transformer_xl.serving.api.sessions import Session
+from transformer_xl.serving.api.telling import FIGURE_BYTES, Answer, sse
+from transformer_xl.serving.api.texts import TOO_LONG, UNKNOWN, checked
+from transformer_xl.serving.http.sending import json_answer, json_text, longest_name
 from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.orders import Order
-from transformer_xl.serving.refusals import Refusal, error_body
-from transformer_xl.serving.sending import json_answer, json_text, longest_name
-from transformer_xl.serving.sessions import Session
-from transformer_xl.serving.telling import FIGURE_BYTES, Answer, sse
-from transformer_xl.serving.texts import TOO_LONG, UNKNOWN, checked
 
 COLDEST = 1e-4
 """Below it the likeliest token is all that is left, and dividing by it would leave no numbers."""

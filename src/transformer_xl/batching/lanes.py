@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation import Sampler, Sampling, TextStream
 from transformer_xl.generation.generate import Reading
 from transformer_xl.inference.distribution import Distribution, Lane, Question, Words, best
 from transformer_xl.inference.reader import Reader
-from transformer_xl.serving.events import Ended, Event, Figures, Mailbox, Wrote
 
 
 class ModelFault(Exception):

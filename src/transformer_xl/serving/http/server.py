@@ -14,12 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from transformer_xl.errors import InputError
-from transformer_xl.serving.app import make_app
-from transformer_xl.serving.connection import protocol
-from transformer_xl.serving.gate import is_loopback
+from transformer_xl.serving.api.app import make_app
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.http.connection import protocol
+from transformer_xl.serving.http.gate import is_loopback
+from transformer_xl.serving.http.logs import on_error, quieten
 from transformer_xl.serving.limits import HEADER_BYTES, RESERVED_FILES, Limits
-from transformer_xl.serving.logs import on_error, quieten
-from transformer_xl.serving.models import Served
 
 CLOSING_SECONDS = 1
 """For answers that are being sent when everything else is over."""

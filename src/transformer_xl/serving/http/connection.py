@@ -15,7 +15,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from transformer_xl.serving.admission import ADMITTED
+from transformer_xl.serving.api.admission import ADMITTED
 from transformer_xl.serving.limits import BODY_CHUNKS, HEADER_BYTES, RECEIVED_BYTES, UNSENT_BYTES, Limits
 
 LATE_SECONDS = 2.0

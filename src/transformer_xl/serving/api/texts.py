@@ -11,9 +11,9 @@ from transformer_xl.data.streaming import Placed, token_stream
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.generation.text import TextStream
-from transformer_xl.serving.bodies import Given
+from transformer_xl.serving.api.bodies import Given
+from transformer_xl.serving.api.refusals import Refusal
 from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
-from transformer_xl.serving.refusals import Refusal
 
 TOO_LONG = f"the text is longer than {PROMPT_TOKENS:,} tokens; send it in pieces to a session"
 UNKNOWN = "the text holds something that is not in this model's vocabulary; leave it out"

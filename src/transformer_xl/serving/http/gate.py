@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from transformer_xl.serving.api.metrics import Requests
+from transformer_xl.serving.api.refusals import error_answer
 from transformer_xl.serving.limits import HEADER_BYTES, HEADERS, TARGET_BYTES
-from transformer_xl.serving.metrics import Requests
 from transformer_xl.serving.page_files import PAGE
-from transformer_xl.serving.refusals import error_answer
 
 OPEN = {"/health", *PAGE}
 """What needs no key."""

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from transformer_xl.serving import aside
-from transformer_xl.serving.events import Done, Event, Failed, Mailbox
+from transformer_xl.batching.events import Done, Event, Failed, Mailbox
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.refusals import SAYINGS, Refusal
+from transformer_xl.serving.http import aside
 from transformer_xl.serving.limits import ANSWER_BYTES, FIGURES, Limits
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.refusals import SAYINGS, Refusal
 
 GRACE_SECONDS = 0.5
 """After its deadline a request waits so long for its model's thread to say so itself."""

@@ -22,12 +22,12 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from transformer_xl.batching.events import Done, Event, Failed, Mailbox, Outbox, Wrote
+from transformer_xl.batching.lanes import Lanes, Writing
+from transformer_xl.batching.orders import Order, Piece
 from transformer_xl.inference.reader import CHUNK
-from transformer_xl.serving.events import Done, Event, Failed, Mailbox, Outbox, Wrote
-from transformer_xl.serving.lanes import Lanes, Writing
+from transformer_xl.serving.api.metrics import Counts
 from transformer_xl.serving.limits import LANES
-from transformer_xl.serving.metrics import Counts
-from transformer_xl.serving.orders import Order, Piece
 
 log = logging.getLogger("transformer_xl.serving")
 

@@ -12,8 +12,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from transformer_xl.serving.aside import Gone, aside, busy, unless_gone
-from transformer_xl.serving.bodies import FIELDS
+from transformer_xl.serving.api.bodies import FIELDS
+from transformer_xl.serving.http.aside import Gone, aside, busy, unless_gone
 from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
 
 log = logging.getLogger("transformer_xl.serving")

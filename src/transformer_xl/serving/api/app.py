@@ -13,19 +13,19 @@ from fastapi.responses import JSONResponse, Response
 from starlette.middleware import Middleware
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
-from transformer_xl.serving import answers, bodies
-from transformer_xl.serving.admission import Admission, Slot, slot
-from transformer_xl.serving.completions import complete, go_on
-from transformer_xl.serving.gate import Gate
+from transformer_xl.serving.api import answers, bodies
+from transformer_xl.serving.api.admission import Admission, Slot, slot
+from transformer_xl.serving.api.completions import complete, go_on
+from transformer_xl.serving.api.metrics import CONTENT_TYPE, Requests, prometheus
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.refusals import SAYINGS, Refusal, StrictRoute, install
+from transformer_xl.serving.api.saved import NO_FOLDER, Saved
+from transformer_xl.serving.api.scoring import attention, feed, score
+from transformer_xl.serving.api.sessions import Session, Sessions
+from transformer_xl.serving.http.gate import Gate
+from transformer_xl.serving.http.sending import longest_name
 from transformer_xl.serving.limits import BODY_BYTES, Limits
-from transformer_xl.serving.metrics import CONTENT_TYPE, Requests, prometheus
-from transformer_xl.serving.models import Served
 from transformer_xl.serving.page_files import PAGE, page_file
-from transformer_xl.serving.refusals import SAYINGS, Refusal, StrictRoute, install
-from transformer_xl.serving.saved import NO_FOLDER, Saved
-from transformer_xl.serving.scoring import attention, feed, score
-from transformer_xl.serving.sending import longest_name
-from transformer_xl.serving.sessions import Session, Sessions
 
 log = logging.getLogger("transformer_xl.serving")
 
