@@ -18,8 +18,9 @@ from typing import Any
 import httpx
 
 from transformer_xl.library import load
+from transformer_xl.serving.api.app import make_server
 from transformer_xl.serving.api.models import Served
-from transformer_xl.serving.http.server import Server, make_server
+from transformer_xl.serving.http.server import Server
 from transformer_xl.serving.limits import Limits
 
 JSON = {"Content-Type": "application/json"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from serving_helpers import Running, in_process, in_thread
 
-from transformer_xl.batching.budget import Cost, available_bytes, needed_bytes, within_memory
+from transformer_xl.batching.budget import Cost, available_bytes, needed_bytes
 from transformer_xl.batching.events import Outbox
 from transformer_xl.batching.lanes import Lanes
 from transformer_xl.batching.scheduler import Scheduler
@@ -20,6 +20,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
 from transformer_xl.inference import Engine
 from transformer_xl.inference.engine import kept_bytes
+from transformer_xl.serving.api.admission import within_memory
 from transformer_xl.serving.api.models import Served
 from transformer_xl.serving.limits import Limits
 

@@ -17,6 +17,10 @@ from transformer_xl.generation import Sampler, Sampling, TextStream
 from transformer_xl.generation.generate import Reading
 from transformer_xl.inference.distribution import Distribution, Lane, Question, Words, best
 from transformer_xl.inference.reader import Reader
+from transformer_xl.native import FEW
+
+LANES = FEW
+"""Texts that one model writes side by side: so many vectors the kernels multiply with the same bits for each, whatever the others are."""
 
 
 class ModelFault(Exception):

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
-from transformer_xl.batching.events import Ended, Event, Figures, Wrote
+from transformer_xl.batching.events import EVENT_CHARACTERS, EVENT_FIGURES, Ended, Event, Figures, Wrote
 from transformer_xl.batching.lanes import Lanes, Writing
 from transformer_xl.batching.reading import Scored, fresh_reader, fresh_scorer, read, scored
 from transformer_xl.data.tokenizers import Tokenizer
@@ -11,7 +11,6 @@ from transformer_xl.generation import TextStream
 from transformer_xl.generation.generate import Reading
 from transformer_xl.inference import Reader
 from transformer_xl.model import AnyModel
-from transformer_xl.serving.limits import EVENT_CHARACTERS, EVENT_FIGURES
 
 Piece = int | Lanes | list[tuple[Writing, Event]]
 """Tokens just read, lanes that are ready to join the others, or what there is to tell."""

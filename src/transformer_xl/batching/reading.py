@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.batching.lanes import ModelFault
+from transformer_xl.batching.lanes import LANES, ModelFault
 from transformer_xl.generation.generate import Reading, Windows
 from transformer_xl.inference import Reader, make_engine
 from transformer_xl.inference.distribution import Distribution, Words, best
 from transformer_xl.inference.reader import CHUNK
 from transformer_xl.model import AnyModel, TransformerXL
-from transformer_xl.serving.limits import LANES
 
 
 @dataclass(frozen=True, kw_only=True)

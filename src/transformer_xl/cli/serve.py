@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None and not folder.is_dir():
         raise InputError(f"--sessions: there is no folder {folder}; make it first")
     try:
-        from transformer_xl.serving.http.server import make_server, serve
+        from transformer_xl.serving.api.app import make_server
+        from transformer_xl.serving.http.server import serve
     except ModuleNotFoundError as error:
         raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
     from transformer_xl.progress import say
@@ -81,8 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def load_models(runs: list[Path], *, memory: int | None, limits: "Limits") -> tuple[list["Served"], "Limits"]:
     """The models, and the limits that there is memory for: reckoned before any of it is taken."""
-    from transformer_xl.batching.budget import Cost, available_bytes, within_memory
+    from transformer_xl.batching.budget import Cost, available_bytes
     from transformer_xl.library import load
+    from transformer_xl.serving.api.admission import within_memory
     from transformer_xl.serving.api.models import Served, name_of
 
     models, costs, fitting = list[Served](), list[Cost](), limits

@@ -15,14 +15,13 @@ from transformer_xl.analysis.recording import TERMS, TOTAL
 from transformer_xl.batching.lanes import ModelFault, Writing
 from transformer_xl.batching.orders import Order
 from transformer_xl.batching.reading import fresh_reader
-from transformer_xl.batching.scheduler import Scheduler, State, Task
+from transformer_xl.batching.scheduler import Counts, Scheduler, State, Task
 from transformer_xl.checkpoint import Checkpoint
 from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import EvaluationConfig, ModelConfig
 from transformer_xl.errors import CheckpointError
 from transformer_xl.generation import TextStream
 from transformer_xl.model import TransformerXL
-from transformer_xl.serving.api.metrics import Counts
 from transformer_xl.serving.limits import Limits
 
 UNITS = {"byte": "byte", "char": "character", "word": "word", "bpe": "piece", "number": "number"}
