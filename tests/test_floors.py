@@ -14,6 +14,7 @@ FLOORS = [
     {"interop", "inference"},
     {"evaluation", "generation"},
     {"analysis", "training"},
+    {"batching"},
     {"serving", "studies", "benchmarks"},
     {"library"},
     {"huggingface", "lm_eval"},

@@ -18,9 +18,10 @@ from typing import Any
 import httpx
 
 from transformer_xl.library import load
+from transformer_xl.serving.api.app import make_server
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.http.server import Server
 from transformer_xl.serving.limits import Limits
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.server import Server, make_server
 
 JSON = {"Content-Type": "application/json"}
 

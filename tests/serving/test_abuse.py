@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from serving_helpers import in_thread
 
+from transformer_xl.batching.lanes import Wish
 from transformer_xl.cli import main
-from transformer_xl.serving import completions
-from transformer_xl.serving.lanes import Wish
+from transformer_xl.serving.api import completions
 from transformer_xl.serving.limits import Limits
 
 MARK = "Zx7Marked"

@@ -17,7 +17,7 @@ from transformer_xl.data.text.tokenizers import ByteTokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Engine
-from transformer_xl.serving import saved
+from transformer_xl.serving.api import saved
 from transformer_xl.serving.limits import Limits
 
 
@@ -330,7 +330,7 @@ def test_how_many_sessions_there_are_is_a_choice_and_a_folder_that_others_can_wr
     assert main(["serve", str(trained_run), "--max-sessions", "0"]) == 2
     assert "serve.sessions: 0 is too small" in capsys.readouterr().err
     served = []
-    monkeypatch.setattr("transformer_xl.serving.server.serve", lambda server, ready: served.append(server) or True)
+    monkeypatch.setattr("transformer_xl.serving.http.server.serve", lambda server, ready: served.append(server) or True)
     tmp_path.chmod(0o777)
     assert main(["serve", str(trained_run), "--max-sessions", "5", "--sessions", str(tmp_path)]) == 0
     assert served[0].limits.sessions == served[0].app.state.sessions.most == 5

@@ -17,6 +17,8 @@ import pytest
 from serving_helpers import Running, in_thread
 
 from transformer_xl import files
+from transformer_xl.batching.events import Mailbox
+from transformer_xl.batching.scheduler import Counts, Scheduler, Task
 from transformer_xl.data.text.tokenizers import (
     BytePairTokenizer,
     ByteTokenizer,
@@ -26,13 +28,11 @@ from transformer_xl.data.text.tokenizers import (
     WordTokenizer,
 )
 from transformer_xl.generation import TextStream
-from transformer_xl.serving import aside, refusals, scoring, texts
-from transformer_xl.serving import saved as saved_module
-from transformer_xl.serving.connection import FOLLOWING, Impatient
-from transformer_xl.serving.events import Mailbox
+from transformer_xl.serving.api import bodies, scoring, texts
+from transformer_xl.serving.api import saved as saved_module
+from transformer_xl.serving.http import aside
+from transformer_xl.serving.http.connection import FOLLOWING, Impatient
 from transformer_xl.serving.limits import Limits
-from transformer_xl.serving.metrics import Counts
-from transformer_xl.serving.scheduler import Scheduler, Task
 
 
 def wait(true: Callable[[], bool], *, seconds: float) -> None:
@@ -239,7 +239,7 @@ def test_what_nobody_waits_for_is_not_begun_beside_the_event_loop(server, monkey
     body = json.dumps({"model": "small", "tokens": [101] * 2000}).encode()
     head = b"POST /v1/score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     admission = server.server.app.state.admission
-    parsed, read_body = threading.Semaphore(0), refusals.read_body
+    parsed, read_body = threading.Semaphore(0), bodies.read_body
 
     def then_busy(*given: Any) -> Any:
         found = read_body(*given)
@@ -248,7 +248,7 @@ def test_what_nobody_waits_for_is_not_begun_beside_the_event_loop(server, monkey
             parsed.release()
         return found
 
-    monkeypatch.setattr(refusals, "read_body", then_busy)
+    monkeypatch.setattr(bodies, "read_body", then_busy)
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head % len(body) + body)
         assert parsed.acquire(timeout=10)

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from serving_helpers import Running, events, in_process, in_thread, p95
 
+from transformer_xl.batching.events import BACKLOG, EVENT_FIGURES, Ended, Figures, Mailbox, Wrote
 from transformer_xl.errors import InputError
 from transformer_xl.inference.distribution import Words
-from transformer_xl.serving import completions
-from transformer_xl.serving.events import BACKLOG, Ended, Figures, Mailbox, Wrote
-from transformer_xl.serving.limits import EVENT_FIGURES, FIGURES, RESERVED_FILES, Limits
-from transformer_xl.serving.server import connections_possible
+from transformer_xl.serving.api import completions
+from transformer_xl.serving.http.server import connections_possible
+from transformer_xl.serving.limits import FIGURES, RESERVED_FILES, Limits
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 HEALTH_SECONDS = 0.5

@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 from serving_helpers import Running, in_process, in_thread
 
+from transformer_xl.batching.budget import Cost, available_bytes, needed_bytes
+from transformer_xl.batching.events import Outbox
+from transformer_xl.batching.lanes import Lanes
+from transformer_xl.batching.scheduler import Scheduler
 from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
 from transformer_xl.inference import Engine
 from transformer_xl.inference.cache import kept_bytes
-from transformer_xl.serving.budget import Cost, available_bytes, needed_bytes, within_memory
-from transformer_xl.serving.events import Outbox
-from transformer_xl.serving.lanes import Lanes
+from transformer_xl.serving.api.admission import within_memory
+from transformer_xl.serving.api.models import Served
 from transformer_xl.serving.limits import Limits
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.scheduler import Scheduler
 
 SOON = Limits(deadline_seconds=12, patience_seconds=6)
 TEXTS = [{"prompt": "y" * (3 + 5 * number), "max_tokens": 30 + 7 * number, "seed": number} for number in range(6)]
@@ -201,7 +202,7 @@ def test_memory_that_runs_out_all_the_same_fails_only_what_needs_it(trained_run,
 
 
 def test_a_model_that_memory_is_too_small_for_refuses_to_start(trained_run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("transformer_xl.serving.budget.available_bytes", lambda: 3_000_000)
+    monkeypatch.setattr("transformer_xl.batching.budget.available_bytes", lambda: 3_000_000)
     assert main(["serve", str(trained_run), "--memory", "4000", "--max-sessions", "9"]) == 2
     told = capsys.readouterr().err.strip().splitlines()
     assert len(told) == 1

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
+    from transformer_xl.serving.api.models import Served
     from transformer_xl.serving.limits import Limits
-    from transformer_xl.serving.models import Served
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,12 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None and not folder.is_dir():
         raise InputError(f"--sessions: there is no folder {folder}; make it first")
     try:
-        from transformer_xl.serving.server import make_server, serve
+        from transformer_xl.serving.api.app import make_server
+        from transformer_xl.serving.http.server import serve
     except ModuleNotFoundError as error:
         raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
     from transformer_xl.progress import say
+    from transformer_xl.serving.api.saved import writable_by_others
     from transformer_xl.serving.limits import Limits
-    from transformer_xl.serving.saved import writable_by_others
 
     asked = Limits(admitted=arguments.admit, sessions=arguments.max_sessions, deadline_seconds=arguments.deadline)
     models, limits = load_models([Path(run) for run in arguments.runs], memory=arguments.memory, limits=asked)
@@ -81,9 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def load_models(runs: list[Path], *, memory: int | None, limits: "Limits") -> tuple[list["Served"], "Limits"]:
     """The models, and the limits that there is memory for: reckoned before any of it is taken."""
+    from transformer_xl.batching.budget import Cost, available_bytes
     from transformer_xl.library import load
-    from transformer_xl.serving.budget import Cost, available_bytes, within_memory
-    from transformer_xl.serving.models import Served, name_of
+    from transformer_xl.serving.api.admission import within_memory
+    from transformer_xl.serving.api.models import Served, name_of
 
     models, costs, fitting = list[Served](), list[Cost](), limits
     for run in runs:

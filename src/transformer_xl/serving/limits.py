@@ -4,10 +4,7 @@ from dataclasses import dataclass
 
 from transformer_xl.config.fields import positive
 from transformer_xl.errors import ConfigError
-from transformer_xl.native import FEW
 
-LANES = FEW
-"""Texts that one model writes side by side: so many vectors the kernels multiply with the same bits for each, whatever the others are."""
 PROMPT_TOKENS = 65_536
 """Of all prompts of a request together, and of a text to be scored, fed or looked at."""
 NEW_TOKENS = 16_384
@@ -28,9 +25,6 @@ FIGURES = 1 << 20
 """Of one answer: (new tokens, and the prompt's where it is told too) x (1 + logprobs) x texts."""
 ANSWER_BYTES = 128 * 1024 * 1024
 """Of one answer, were each of its tokens the longest that the model has."""
-EVENT_FIGURES = 1024
-"""Of one event of a stream, and of one step of making an answer."""
-EVENT_CHARACTERS = 16 * 1024
 PIECE_BYTES = 64 * 1024
 """So much of an answer is made and handed to the system at a time; the next when that is gone."""
 SMALL = 1024

@@ -1,7 +1,12 @@
 """What a request may say, field by field: checked before any model hears of it, and shown in OpenAPI."""
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from fastapi import Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -9,11 +14,26 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationError,
     model_validator,
 )
+from starlette.exceptions import HTTPException
 
-from transformer_xl.serving.limits import CHOICES, FIGURES, LIKELIEST, NEW_TOKENS, PROMPT_TOKENS, STOP_CHARACTERS, STOPS
+from transformer_xl.serving.api.refusals import Refusal
+from transformer_xl.serving.http.aside import Gone, aside_unless_gone, busy
+from transformer_xl.serving.limits import (
+    CHOICES,
+    FIGURES,
+    LIKELIEST,
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    SMALL,
+    STOP_CHARACTERS,
+    STOPS,
+)
 
+NOT_KNOWN = "has a field that is not known; GET /openapi.json lists those that are"
+DEEPEST = 20
 SESSION_NAME = "^[A-Za-z0-9_-]{1,64}$"
 SESSION_ID = "^[0-9a-f]{32}$"
 
@@ -152,3 +172,99 @@ def _fields(kind: type[BaseModel]) -> set[str]:
 
 FIELDS = _fields(Body) | {"session"}
 """Names that an error may say."""
+
+
+# --- how it is read
+
+
+class StrictRequest(Request):
+    """Reads JSON as the standard has it, and checks what it says: all beside the event loop, where it is not small."""
+
+    kind: type[BaseModel] | None = None
+    """Of what its body must be."""
+
+    async def json(self) -> Any:
+        body = await self.body()
+        small = len(body) <= SMALL
+        if not small:  # whoever would not be let in with what it says need not say it
+            self.app.state.admission.check()
+            if busy():
+                raise Refusal(429)
+        return await aside_unless_gone(self.receive, lambda: read_body(body, self.kind), small=small)
+
+
+def read_body(body: bytes, kind: type[BaseModel] | None) -> Any:
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+        _check(value, DEEPEST)
+    except (ValueError, RecursionError):
+        raise Refusal(400) from None
+    try:
+        return value if kind is None else kind.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise Refusal(422, sentences(found)) from None
+
+
+class StrictRoute(APIRoute):
+    def get_route_handler(self) -> Any:
+        handle = super().get_route_handler()
+        kind: Any = None if self.body_field is None else self.body_field.field_info.annotation
+
+        async def strictly(request: Request) -> Response:
+            strict = StrictRequest(request.scope, request.receive)
+            strict.kind = kind
+            try:
+                return await handle(strict)
+            except HTTPException as error:
+                if isinstance(error.__cause__, Refusal | Gone):  # the framework calls whatever a body raises unreadable
+                    raise error.__cause__ from None
+                raise
+
+        return strictly
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(digits)
+    return value
+
+
+def _check(value: Any, depth: int) -> None:
+    """Neither too deep, nor with half characters, nor with NUL in a name or a text; integers are no longer than a machine's."""
+    if depth < 0:
+        raise ValueError("depth")
+    if isinstance(value, str):
+        value.encode("utf-8")
+    elif isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ValueError("integer")
+    elif isinstance(value, dict):
+        if len(value) > len(FIELDS):
+            raise Refusal(422, f"the body: {NOT_KNOWN}")
+        for name, item in value.items():
+            name.encode("utf-8")
+            _check(item, depth - 1)
+    elif isinstance(value, list):
+        if len(value) > PROMPT_TOKENS:
+            raise Refusal(422, f"the body: a list is longer than {PROMPT_TOKENS:,}; send less at a time")
+        for item in value:
+            _check(item, depth - 1)
+
+
+def sentences(errors: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(dict.fromkeys(map(sentence, errors[:4])))
+
+
+def sentence(error: Mapping[str, Any]) -> str:
+    """What is wrong, from where it is wrong and which rule it breaks: pydantic's own messages hold rules, never values."""
+    names = [str(part) for part in error["loc"] if part in FIELDS]
+    where = ".".join(names) or "the body"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: {NOT_KNOWN}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message[:1].lower()}{message[1:]}"

@@ -3,18 +3,16 @@
 import hashlib
 import hmac
 import time
+from collections import Counter
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transformer_xl.serving.limits import HEADER_BYTES, HEADERS, TARGET_BYTES
-from transformer_xl.serving.metrics import Requests
-from transformer_xl.serving.page_files import PAGE
-from transformer_xl.serving.refusals import error_answer
 
-OPEN = {"/health", *PAGE}
-"""What needs no key."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::", "")
 POLICY = (
@@ -33,9 +31,33 @@ def is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
+class Requests:
+    """Answers by route and status, and the time they took."""
+
+    def __init__(self) -> None:
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.seconds: Counter[str] = Counter()
+
+    def add(self, route: str, status: int, seconds: float) -> None:
+        self.answered[route, status] += 1
+        self.seconds[route] += seconds  # type: ignore[assignment]
+
+
 class Gate:
-    def __init__(self, app: ASGIApp, *, host: str, allowed: list[str], key: str | None, requests: Requests) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        allowed: list[str],
+        key: str | None,
+        without_key: Collection[str],
+        refusal: Callable[[int], Response],
+        requests: Requests,
+    ) -> None:
+        """`without_key`: paths for everybody. `refusal`: the answer with a status that somebody is refused with."""
         self.app, self.requests = app, requests
+        self._without_key, self._refusal = without_key, refusal
         self._key = None if key is None else _digest(key.encode())
         names = {host.lower(), *map(str.lower, allowed)} - set(EVERYWHERE)
         self._names = names | set(LOOPBACK) if is_loopback(host) or host in EVERYWHERE else names
@@ -59,7 +81,7 @@ class Gate:
 
         try:
             if refused := self._refused(scope):
-                answer = error_answer(refused)
+                answer = self._refusal(refused)
                 if refused == 400:  # nobody knows where this request ends, so nothing after it is read
                     answer.headers["Connection"] = "close"
                 await answer(scope, receive, told)
@@ -86,7 +108,7 @@ class Gate:
             if not _same(origin.decode("latin-1"), hosts[0].decode("latin-1")):
                 return 403
         scope["has_key"] = self._key is None or self._has_key(headers)
-        if scope["path"] not in OPEN and not scope["has_key"]:
+        if scope["path"] not in self._without_key and not scope["has_key"]:
             return 401
         return None
 

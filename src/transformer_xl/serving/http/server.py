@@ -7,19 +7,15 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from transformer_xl.errors import InputError
-from transformer_xl.serving.app import make_app
-from transformer_xl.serving.connection import protocol
-from transformer_xl.serving.gate import is_loopback
+from transformer_xl.serving.http.connection import protocol
+from transformer_xl.serving.http.logs import on_error, quieten
 from transformer_xl.serving.limits import HEADER_BYTES, RESERVED_FILES, Limits
-from transformer_xl.serving.logs import on_error, quieten
-from transformer_xl.serving.models import Served
 
 CLOSING_SECONDS = 1
 """For answers that are being sent when everything else is over."""
@@ -69,21 +65,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def make_server(
-    models: list[Served],
-    *,
-    limits: Limits,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    sessions: Path | None = None,
-    allowed: list[str] | None = None,
-    key: str | None = None,
-) -> Server:
-    if not is_loopback(host) and not key:
-        raise InputError(
-            f"--host: {host} is open to other machines, and there is no key; give one with --api-key-file or TXL_API_KEY, or take 127.0.0.1"
-        )
-    app = make_app(models, limits=limits, sessions=sessions, host=host, allowed=allowed, key=key)
+def make_server(app: FastAPI, *, limits: Limits, host: str, port: int) -> Server:
+    """`app.state.admission` says whether it is full, lets nobody new in, and sends away whoever still waits."""
     config = uvicorn.Config(
         app,
         host=host,

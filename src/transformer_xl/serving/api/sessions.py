@@ -13,8 +13,8 @@ from typing import Any
 
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.refusals import Refusal
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.refusals import Refusal
 
 
 @dataclass(kw_only=True)

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transformer_xl.batching.lanes import LANES, ModelFault
 from transformer_xl.inference import Reader
 from transformer_xl.inference.distribution import Distribution, Words, best
 from transformer_xl.inference.reader import CHUNK
-from transformer_xl.serving.lanes import ModelFault
-from transformer_xl.serving.limits import LANES
 
 
 @dataclass(frozen=True, kw_only=True)

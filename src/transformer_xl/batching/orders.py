@@ -3,14 +3,13 @@
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
+from transformer_xl.batching.events import EVENT_CHARACTERS, EVENT_FIGURES, Ended, Event, Figures, Wrote
+from transformer_xl.batching.lanes import Lanes, Writing
+from transformer_xl.batching.reading import Scored, read, scored
 from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.model import AnyModel
-from transformer_xl.serving.events import Ended, Event, Figures, Wrote
-from transformer_xl.serving.lanes import Lanes, Writing
-from transformer_xl.serving.limits import EVENT_CHARACTERS, EVENT_FIGURES
-from transformer_xl.serving.reading import Scored, read, scored
 
 Piece = int | Lanes | list[tuple[Writing, Event]]
 """Tokens just read, lanes that are ready to join the others, or what there is to tell."""

@@ -1,4 +1,4 @@
-"""How many texts and sessions there is memory for: reckoned when the server starts, because what a model's thread cannot allocate it loses.
+"""What texts and sessions take of memory, and how much there is: reckoned beforehand, because what a model's thread cannot allocate it loses.
 
 texts being written   3 (lanes - 1): the lanes' buffers, and others twice as large while they move into them
 texts being read      2 each: a prompt's engine, and another that scores it
@@ -7,22 +7,18 @@ a model               1 that new sessions begin with, 1 that proves that it can 
 saving, restoring     3: the engine, its bytes, and the file
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from transformer_xl import native
+from transformer_xl.batching.lanes import LANES
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import InputError
 from transformer_xl.inference.cache import kept_bytes, room
 from transformer_xl.inference.reader import CHUNK
 from transformer_xl.model import AnyModel
-from transformer_xl.serving.limits import LANES, Limits
 
-SHARE = 0.75
-"""Of what there is, so much is for models; the rest is for bodies, answers, and the stacks and heaps of threads."""
 HEADER_BYTES = 64 * 1024
 """More than the names and shapes in a saved engine take."""
 
@@ -73,32 +69,6 @@ def needed_bytes(costs: Sequence[Cost], *, admitted: int, sessions: int) -> int:
     every = sum(written * cost.lane + 2 * cost.engine + cost.working for cost in costs)
     largest = max(cost.engine for cost in costs)
     return every + (2 * admitted + sessions + 3) * largest
-
-
-def within_memory(limits: Limits, costs: Sequence[Cost], *, available: int | None) -> Limits:
-    """The limits themselves, or as many texts and sessions as there is memory for."""
-    if available is None:
-        return limits
-    share = int(SHARE * available)
-
-    def with_texts(admitted: int) -> Limits:
-        return replace(limits, admitted=admitted, sessions=max(1, limits.sessions * admitted // limits.admitted))
-
-    def needed(admitted: int) -> int:
-        fewer = with_texts(admitted)
-        return needed_bytes(costs, admitted=fewer.admitted, sessions=fewer.sessions)
-
-    fitting = bisect_right(range(1, limits.admitted + 1), share, key=needed)
-    if not fitting:
-        raise InputError(
-            f"--memory: one text and {with_texts(1).sessions} sessions at a time need up to {gigabytes(needed(1))}, and of {gigabytes(available)}"
-            f" there are {gigabytes(share)} for models; give a smaller --memory or --max-sessions, or serve fewer runs"
-        )
-    return with_texts(fitting)
-
-
-def gigabytes(count: int) -> str:
-    return f"{count / 1e9:,.2f} GB"
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:

@@ -2,23 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from fastapi import Request
 
-from transformer_xl.serving import aside
-from transformer_xl.serving.events import Done, Event, Failed, Mailbox
+from transformer_xl.batching.budget import Cost, needed_bytes
+from transformer_xl.batching.events import Done, Event, Failed, Mailbox
+from transformer_xl.errors import InputError
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.refusals import SAYINGS, Refusal
+from transformer_xl.serving.http.aside import aside_unless_gone, unless_gone
+from transformer_xl.serving.http.connection import ADMITTED
 from transformer_xl.serving.limits import ANSWER_BYTES, FIGURES, Limits
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.refusals import SAYINGS, Refusal
 
+SHARE = 0.75
+"""Of what there is, so much is for models; the rest is for bodies, answers, and the stacks and heaps of threads."""
 GRACE_SECONDS = 0.5
 """After its deadline a request waits so long for its model's thread to say so itself."""
-
-ADMITTED = "admitted"
-"""In the state of a request that has a place: its connection is not ended to make room."""
 
 TOO_MANY = (
     "max_tokens, logprobs, n: the answer would hold {:,} figures: new tokens, and the prompt's with echo, times 1 + logprobs, times n;"
@@ -55,6 +58,32 @@ class Admission:
             mailbox.end(Failed(status=503, message=SAYINGS[503]))
 
 
+def within_memory(limits: Limits, costs: Sequence[Cost], *, available: int | None) -> Limits:
+    """The limits themselves, or as many texts and sessions as there is memory for."""
+    if available is None:
+        return limits
+    share = int(SHARE * available)
+
+    def with_texts(admitted: int) -> Limits:
+        return replace(limits, admitted=admitted, sessions=max(1, limits.sessions * admitted // limits.admitted))
+
+    def needed(admitted: int) -> int:
+        fewer = with_texts(admitted)
+        return needed_bytes(costs, admitted=fewer.admitted, sessions=fewer.sessions)
+
+    fitting = bisect_right(range(1, limits.admitted + 1), share, key=needed)
+    if not fitting:
+        raise InputError(
+            f"--memory: one text and {with_texts(1).sessions} sessions at a time need up to {gigabytes(needed(1))}, and of {gigabytes(available)}"
+            f" there are {gigabytes(share)} for models; give a smaller --memory or --max-sessions, or serve fewer runs"
+        )
+    return with_texts(fitting)
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Extent:
     """How much an answer can come to."""
@@ -68,7 +97,7 @@ class Extent:
 
 
 @dataclass
-class Slot:
+class Ticket:
     """A request's place, from its admission until its answer is sent or its client gone."""
 
     admission: Admission
@@ -127,17 +156,17 @@ class Slot:
         return event.result
 
     async def unless_gone(self, work: Awaitable[Result]) -> Result:
-        return await aside.unless_gone(self.request.receive, work)
+        return await unless_gone(self.request.receive, work)
 
     async def aside(self, work: Callable[[], Result], *, small: bool) -> Result:
         """Its result, made beside the event loop where it is not small. A client that leaves before it is begun cancels it."""
-        return work() if small else await self.unless_gone(aside.aside(work))
+        return await aside_unless_gone(self.request.receive, work, small=small)
 
 
-async def slot(request: Request) -> AsyncIterator[Slot]:
+async def ticket(request: Request) -> AsyncIterator[Ticket]:
     """A dependency, for it is left when the answer is sent or its client gone, however far that came."""
-    place = Slot(request.app.state.admission, request)
+    taken = Ticket(request.app.state.admission, request)
     try:
-        yield place
+        yield taken
     finally:
-        place.free()
+        taken.free()

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader
 from transformer_xl.inference.distribution import Words
-from transformer_xl.serving.limits import EVENT_CHARACTERS, EVENT_FIGURES
 
 LEAST = -9999.0
 """JSON has no minus infinity."""
+EVENT_FIGURES = 1024
+"""Of one event, and of one step of making an answer."""
+EVENT_CHARACTERS = 16 * 1024
 BACKLOG = 256
 """So many events wait for a client that reads slowly as they are; of more, those of one text are joined."""
 

@@ -1,4 +1,4 @@
-"""Text that came in -> tokens with their places in it."""
+"""Text that came in -> tokens with their places in it, and tokens -> their names in an answer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,17 @@ from transformer_xl.data.text.streaming import Placed, token_stream
 from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer
 from transformer_xl.errors import DataError
 from transformer_xl.generation.text import TextStream
-from transformer_xl.serving.bodies import Given
+from transformer_xl.serving.api.bodies import Given
+from transformer_xl.serving.api.refusals import Refusal
+from transformer_xl.serving.http.sending import as_json
 from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
-from transformer_xl.serving.refusals import Refusal
 
 TOO_LONG = f"the text is longer than {PROMPT_TOKENS:,} tokens; send it in pieces to a session"
 UNKNOWN = "the text holds something that is not in this model's vocabulary; leave it out"
 PART_BYTES = 16 * 1024
 """So much of a text becomes tokens at a time."""
+NAMES = 1 << 14
+"""So many tokens' names are remembered: making one takes longer than anything else in an answer."""
 
 Places = NDArray[np.int64]
 
@@ -101,3 +104,15 @@ def _of_tokens(tokenizer: Tokenizer, tokens: list[int]) -> PlacedTokens:
 def _all_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """Of every token: asked for one by one, those of a long text would take longer than reading it."""
     return [tokenizer.decode_bytes([token]) for token in range(tokenizer.size)]
+
+
+@lru_cache(maxsize=NAMES)
+def json_name(tokenizer: Tokenizer, token: int) -> str:
+    """What a token is called, as JSON."""
+    return as_json(readable(tokenizer, token))
+
+
+@lru_cache(maxsize=64)
+def longest_name(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest of a model's names, as JSON."""
+    return max(len(as_json(readable(tokenizer, token))) for token in range(tokenizer.size))

@@ -27,11 +27,9 @@ def busy() -> bool:
     return _waiting >= MOST_WAITING
 
 
-async def aside(work: Callable[[], Result], *, small: bool = False) -> Result:
-    """Its result. What is `small` is done at once, here."""
+async def aside(work: Callable[[], Result]) -> Result:
+    """Its result."""
     global _waiting
-    if small:
-        return work()
     _waiting += 1
     try:
         return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
@@ -55,3 +53,8 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     finally:
         for task in (working, leaving):
             task.cancel()
+
+
+async def aside_unless_gone(receive: Receive, work: Callable[[], Result], *, small: bool) -> Result:
+    """Both. What is `small` is done at once, here."""
+    return work() if small else await unless_gone(receive, aside(work))

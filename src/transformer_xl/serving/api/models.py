@@ -12,6 +12,9 @@ import torch
 
 from transformer_xl.analysis.attention import Row, attention_pieces, top_keys
 from transformer_xl.analysis.recording import TERMS, TOTAL
+from transformer_xl.batching.lanes import ModelFault, Writing
+from transformer_xl.batching.orders import Order
+from transformer_xl.batching.scheduler import Counts, Scheduler, State, Task
 from transformer_xl.checkpoint import Checkpoint
 from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import EvaluationConfig, ModelConfig
@@ -19,11 +22,7 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import make_reader
 from transformer_xl.model import TransformerXL
-from transformer_xl.serving.lanes import ModelFault, Writing
 from transformer_xl.serving.limits import Limits
-from transformer_xl.serving.metrics import Counts
-from transformer_xl.serving.orders import Order
-from transformer_xl.serving.scheduler import Scheduler, State, Task
 
 UNITS = {"byte": "byte", "char": "character", "word": "word", "bpe": "piece", "number": "number"}
 

@@ -15,9 +15,10 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from transformer_xl.serving.admission import ADMITTED
 from transformer_xl.serving.limits import BODY_CHUNKS, HEADER_BYTES, RECEIVED_BYTES, UNSENT_BYTES, Limits
 
+ADMITTED = "admitted"
+"""In the state of a request that a model works for: its connection is not ended to make room."""
 LATE_SECONDS = 2.0
 """After its deadline, a request's answer (which then says so) may take so long."""
 FOLLOWING = 16

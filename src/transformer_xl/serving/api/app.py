@@ -9,28 +9,37 @@ from typing import Annotated, Any
 
 import fastapi
 from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
-from transformer_xl.serving import answers, bodies
-from transformer_xl.serving.admission import Admission, Slot, slot
-from transformer_xl.serving.completions import complete, go_on
-from transformer_xl.serving.gate import Gate
+from transformer_xl.errors import InputError
+from transformer_xl.serving.api import answers, bodies
+from transformer_xl.serving.api.admission import Admission, Ticket, ticket
+from transformer_xl.serving.api.bodies import StrictRoute, sentences
+from transformer_xl.serving.api.completions import complete, go_on
+from transformer_xl.serving.api.metrics import CONTENT_TYPE, prometheus
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.refusals import SAYINGS, Refusal, error_answer
+from transformer_xl.serving.api.saved import NO_FOLDER, Saved
+from transformer_xl.serving.api.scoring import attention, feed, score
+from transformer_xl.serving.api.sessions import Session, Sessions
+from transformer_xl.serving.api.texts import longest_name
+from transformer_xl.serving.http import server
+from transformer_xl.serving.http.aside import Gone
+from transformer_xl.serving.http.gate import Gate, Requests, is_loopback
 from transformer_xl.serving.limits import BODY_BYTES, Limits
-from transformer_xl.serving.metrics import CONTENT_TYPE, Requests, prometheus
-from transformer_xl.serving.models import Served
 from transformer_xl.serving.page_files import PAGE, page_file
-from transformer_xl.serving.refusals import SAYINGS, Refusal, StrictRoute, install
-from transformer_xl.serving.saved import NO_FOLDER, Saved
-from transformer_xl.serving.scoring import attention, feed, score
-from transformer_xl.serving.sending import longest_name
-from transformer_xl.serving.sessions import Session, Sessions
 
 log = logging.getLogger("transformer_xl.serving")
 
 WATCH_SECONDS = 0.25
-TAKEN = Annotated[Slot, Depends(slot)]
+WITHOUT_KEY = {"/health", *PAGE}
+LEFT = 499
+"""What a client that left is counted as; nobody reads it."""
+TAKEN = Annotated[Ticket, Depends(ticket)]
 SessionId = Annotated[str, fastapi.Path(alias="session", pattern=bodies.SESSION_ID)]
 SavedName = Annotated[str, fastapi.Path(pattern=bodies.SESSION_NAME)]
 
@@ -50,6 +59,24 @@ DISK = (409, 429, 504)
 WORK = (400, 409, 422, 429, 503, 504)
 
 
+def make_server(
+    models: list[Served],
+    *,
+    limits: Limits,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    sessions: Path | None = None,
+    allowed: list[str] | None = None,
+    key: str | None = None,
+) -> server.Server:
+    if not is_loopback(host) and not key:
+        raise InputError(
+            f"--host: {host} is open to other machines, and there is no key; give one with --api-key-file or TXL_API_KEY, or take 127.0.0.1"
+        )
+    app = make_app(models, limits=limits, sessions=sessions, host=host, allowed=allowed, key=key)
+    return server.make_server(app, limits=limits, host=host, port=port)
+
+
 def make_app(
     models: list[Served],
     *,
@@ -59,9 +86,8 @@ def make_app(
     allowed: list[str] | None = None,
     key: str | None = None,
 ) -> FastAPI:
-    for served in (
-        models
-    ):  # looked up for every request, and made from the whole vocabulary: nobody's request should wait for that
+    # Looked up for every request, and made from the whole vocabulary: nobody's request should wait for that.
+    for served in models:
         longest_name(served.tokenizer)
     requests = Requests()
     saved = None if sessions is None else Saved(sessions, limits=limits)
@@ -89,14 +115,22 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
         middleware=[
-            Middleware(Gate, host=host, allowed=allowed or [], key=key, requests=requests),
+            Middleware(
+                Gate,
+                host=host,
+                allowed=allowed or [],
+                key=key,
+                without_key=WITHOUT_KEY,
+                refusal=error_answer,
+                requests=requests,
+            ),
             Middleware(RequestBodyLimitMiddleware, max_body_size=BODY_BYTES),
         ],
         redirect_slashes=False,
         strict_content_type=True,
     )
     app.router.route_class = StrictRoute
-    install(app)
+    _add_refusals(app)
     app.state.admission = Admission(limits)
     app.state.models = {served.name: served for served in models}
     app.state.sessions, app.state.saved = Sessions(most=limits.sessions), saved
@@ -106,6 +140,33 @@ def make_app(
     _add_sessions(app)
     _describe_models(app)
     return app
+
+
+def _add_refusals(app: FastAPI) -> None:
+    """Every way in which a request can fail ends here."""
+
+    @app.exception_handler(Refusal)
+    async def refused(request: Request, error: Refusal) -> Response:
+        return error_answer(error.status, error.message)
+
+    @app.exception_handler(Gone)
+    async def gone(request: Request, error: Gone) -> Response:
+        return error_answer(LEFT)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        answer = error_answer(error.status_code)
+        if allow := (error.headers or {}).get("Allow"):
+            answer.headers["Allow"] = allow
+        return answer
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return error_answer(422, sentences(error.errors()))
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return error_answer(500)
 
 
 def _describe_models(app: FastAPI) -> None:
@@ -198,17 +259,17 @@ def _add_models(app: FastAPI) -> None:
     completed[200]["content"] = {"text/event-stream": {}}
 
     @app.post("/v1/completions", responses=completed)
-    async def completions(request: Request, body: bodies.Completion, slot: TAKEN) -> Response:
-        return await complete(_served(request, body.model), body, slot)
+    async def completions(request: Request, body: bodies.Completion, ticket: TAKEN) -> Response:
+        return await complete(_served(request, body.model), body, ticket)
 
     @app.post("/v1/score", responses=statuses(answers.Scores, *WORK))
-    async def score_text(request: Request, body: bodies.Score, slot: TAKEN) -> Response:
+    async def score_text(request: Request, body: bodies.Score, ticket: TAKEN) -> Response:
         served = _served(request, body.model)
-        return await score(served, body, slot, segment=served.forgets_after(body.memory))
+        return await score(served, body, ticket, segment=served.forgets_after(body.memory))
 
     @app.post("/v1/attention", responses=statuses(answers.Looks, *WORK))
-    async def look(request: Request, body: bodies.Attention, slot: TAKEN) -> Response:
-        return await attention(_served(request, body.model), body, slot)
+    async def look(request: Request, body: bodies.Attention, ticket: TAKEN) -> Response:
+        return await attention(_served(request, body.model), body, ticket)
 
 
 def _sessions(request: Request) -> Sessions:
@@ -242,19 +303,19 @@ def _add_sessions(app: FastAPI) -> None:
         return JSONResponse({"data": [session.as_json() for session in _sessions(request).all()]})
 
     @app.get("/v1/sessions/saved", responses=statuses(answers.SavedNames, *DISK))
-    async def list_saved(request: Request, slot: TAKEN) -> Response:
-        return JSONResponse({"data": await slot.unless_gone(_saved(request).names())})
+    async def list_saved(request: Request, ticket: TAKEN) -> Response:
+        return JSONResponse({"data": await ticket.unless_gone(_saved(request).names())})
 
     @app.delete("/v1/sessions/saved/{name}", responses=statuses(answers.DeletedName, *DISK, 422))
-    async def delete_saved(request: Request, name: SavedName, slot: TAKEN) -> Response:
-        await slot.unless_gone(_saved(request).delete(name))
+    async def delete_saved(request: Request, name: SavedName, ticket: TAKEN) -> Response:
+        await ticket.unless_gone(_saved(request).delete(name))
         return JSONResponse({"name": name, "deleted": True})
 
     @app.post("/v1/sessions/restore", responses=statuses(answers.Session, *BODY, *DISK))
-    async def restore(request: Request, body: bodies.SavedName, slot: TAKEN) -> Response:
+    async def restore(request: Request, body: bodies.SavedName, ticket: TAKEN) -> Response:
         saved, sessions = _saved(request), _sessions(request)
         sessions.check_room()
-        session = await slot.unless_gone(saved.read(body.name, list(request.app.state.models.values())))
+        session = await ticket.unless_gone(saved.read(body.name, list(request.app.state.models.values())))
         return JSONResponse(sessions.add(session).as_json())
 
     @app.get("/v1/sessions/{session}", responses=statuses(answers.Session, 422))
@@ -271,21 +332,21 @@ def _add_sessions(app: FastAPI) -> None:
         return JSONResponse(_sessions(request).fork(id).as_json())
 
     @app.post("/v1/sessions/{session}/save", responses=statuses(answers.Saved, *BODY, *DISK))
-    async def save(request: Request, session: USED, body: bodies.SavedName, slot: TAKEN) -> Response:
-        size = await slot.unless_gone(_saved(request).save(session, body.name))
+    async def save(request: Request, session: USED, body: bodies.SavedName, ticket: TAKEN) -> Response:
+        size = await ticket.unless_gone(_saved(request).save(session, body.name))
         return JSONResponse({"name": body.name, "bytes": size})
 
     @app.post("/v1/sessions/{session}/feed", responses=statuses(answers.Fed, *WORK))
-    async def feed_session(session: USED, body: bodies.Feed, slot: TAKEN) -> Response:
-        return await feed(session, body, slot)
+    async def feed_session(session: USED, body: bodies.Feed, ticket: TAKEN) -> Response:
+        return await feed(session, body, ticket)
 
     generated = statuses(answers.Text, *WORK)
     generated[200]["content"] = {"text/event-stream": {}}
 
     @app.post("/v1/sessions/{session}/generate", responses=generated)
-    async def generate(session: USED, body: bodies.SessionGeneration, slot: TAKEN) -> Response:
-        return await go_on(session, body, slot)
+    async def generate(session: USED, body: bodies.SessionGeneration, ticket: TAKEN) -> Response:
+        return await go_on(session, body, ticket)
 
     @app.post("/v1/sessions/{session}/score", responses=statuses(answers.Scores, *WORK))
-    async def score_in_session(session: USED, body: bodies.SessionScore, slot: TAKEN) -> Response:
-        return await score(session.served, body, slot, segment=None, source=session.reader)
+    async def score_in_session(session: USED, body: bodies.SessionScore, ticket: TAKEN) -> Response:
+        return await score(session.served, body, ticket, segment=None, source=session.reader)

@@ -7,20 +7,20 @@ import numpy as np
 from fastapi.responses import Response
 from numpy.typing import NDArray
 
+from transformer_xl.batching import reading
+from transformer_xl.batching.events import EVENT_FIGURES, LEAST
+from transformer_xl.batching.scheduler import Task
 from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader, make_reader
-from transformer_xl.serving import reading
-from transformer_xl.serving.admission import Extent, Slot
-from transformer_xl.serving.bodies import Attention, Given
-from transformer_xl.serving.bodies import Feed as FeedBody
-from transformer_xl.serving.events import LEAST
-from transformer_xl.serving.limits import EVENT_FIGURES, SMALL
-from transformer_xl.serving.models import Served
-from transformer_xl.serving.refusals import Refusal
-from transformer_xl.serving.scheduler import Task
-from transformer_xl.serving.sending import encoded_list, json_answer, json_name, longest_name
-from transformer_xl.serving.sessions import Session, memory_use
-from transformer_xl.serving.texts import PlacedTokens, placed
+from transformer_xl.serving.api.admission import Extent, Ticket
+from transformer_xl.serving.api.bodies import Attention, Given
+from transformer_xl.serving.api.bodies import Feed as FeedBody
+from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.refusals import Refusal
+from transformer_xl.serving.api.sessions import Session, memory_use
+from transformer_xl.serving.api.texts import PlacedTokens, json_name, longest_name, placed
+from transformer_xl.serving.http.sending import encoded_list, json_answer
+from transformer_xl.serving.limits import SMALL
 
 Losses = NDArray[np.float32]
 TOKEN_BYTES = 96
@@ -28,18 +28,18 @@ TOKEN_BYTES = 96
 
 
 async def score(
-    served: Served, body: Given, slot: Slot, *, segment: int | None, source: Reader | None = None
+    served: Served, body: Given, ticket: Ticket, *, segment: int | None, source: Reader | None = None
 ) -> Response:
     """With `source`, as a session would read it; the session itself does not move."""
-    mailbox = slot.take(served)
-    given = await _placed(served, body, slot)
+    mailbox = ticket.take(served)
+    given = await _placed(served, body, ticket)
 
     def pieces() -> Generator[int, None, Losses]:
         reader = make_reader(served.model, window=segment) if source is None else source.fork()
         return (yield from reading.score(reader, given.tokens, segment=segment))
 
     served.submit(Task(pieces(), mailbox=mailbox))
-    loss_P = cast(Losses, await slot.result(mailbox))
+    loss_P = cast(Losses, await ticket.result(mailbox))
     read = len(given.tokens) + (0 if source is None else int(source.read_B[0]))
     known_P = loss_P[~np.isnan(loss_P)]
     answer = {
@@ -48,17 +48,17 @@ async def score(
         "loss_nats": float(known_P.mean(dtype=np.float64)) if len(known_P) else None,
         "memory": memory_use(served, read),
     }
-    return await json_answer(answer, slot, figures=len(given.tokens))
+    return await json_answer(answer, ticket.request.receive, figures=len(given.tokens))
 
 
-async def _placed(served: Served, body: Given, slot: Slot) -> PlacedTokens:
+async def _placed(served: Served, body: Given, ticket: Ticket) -> PlacedTokens:
     """What was given, and room for an answer about it."""
     small = len(body.tokens or body.text or "") <= SMALL
-    given, longest = await slot.aside(
+    given, longest = await ticket.aside(
         lambda: (placed(served.tokenizer, body), longest_name(served.tokenizer)), small=small
     )
     count = len(given.tokens)
-    slot.reserve(Extent(figures=count, kept=count, size=count * (longest + TOKEN_BYTES)))
+    ticket.reserve(Extent(figures=count, kept=count, size=count * (longest + TOKEN_BYTES)))
     return given
 
 
@@ -81,10 +81,10 @@ def _logprobs(loss_P: Losses) -> list[float | None]:
     return [None if loss != loss else max(-loss, LEAST) for loss in loss_P.tolist()]
 
 
-async def feed(session: Session, body: FeedBody, slot: Slot) -> Response:
+async def feed(session: Session, body: FeedBody, ticket: Ticket) -> Response:
     served, source = session.served, session.reader
-    mailbox = slot.take(served)
-    given = await _placed(served, body, slot)
+    mailbox = ticket.take(served)
+    given = await _placed(served, body, ticket)
 
     def pieces() -> Generator[int, None, tuple[Reader, list[float | None] | None]]:
         reader, logprobs = source.fork(), None
@@ -99,30 +99,30 @@ async def feed(session: Session, body: FeedBody, slot: Slot) -> Response:
         text.read(given.tokens)
         return text
 
-    text = await slot.aside(written, small=len(given.tokens) <= SMALL)
+    text = await ticket.aside(written, small=len(given.tokens) <= SMALL)
     served.submit(Task(pieces(), mailbox=mailbox))
-    result: Any = await slot.result(mailbox)
+    result: Any = await ticket.result(mailbox)
     session.reader, logprobs = result
     session.text = text
     answer = {**session.as_json(), "fed": len(given.tokens)}
     told = answer if logprobs is None else {**answer, "logprobs": logprobs}
-    return await json_answer(told, slot, figures=len(given.tokens) if body.logprobs else 0)
+    return await json_answer(told, ticket.request.receive, figures=len(given.tokens) if body.logprobs else 0)
 
 
-async def attention(served: Served, body: Attention, slot: Slot) -> Response:
+async def attention(served: Served, body: Attention, ticket: Ticket) -> Response:
     facts = served.facts()
     if not facts["attention"]:
         raise Refusal(409, "this model is recurrent and has no attention")
     if body.layer >= facts["layers"] or body.head >= facts["heads"]:
         message = f"this model has layers 0 to {facts['layers'] - 1} with heads 0 to {facts['heads'] - 1}"
         raise Refusal(422, f"layer, head: {message}")
-    mailbox = slot.take(served)
-    given = await _placed(served, body, slot)
+    mailbox = ticket.take(served)
+    given = await _placed(served, body, ticket)
     if len(given.tokens) < 2 or body.position >= len(given.tokens):
         raise Refusal(
             422, f"position: the text has {len(given.tokens)} tokens, and needs at least two; they count from 0"
         )
     looking = served.looking(given.tokens, position=body.position, layer=body.layer, head=body.head)
     served.look(Task(looking, mailbox=mailbox))
-    row: Any = await slot.result(mailbox)
-    return await json_answer(row, slot, figures=len(row["weights"]) * (2 + len(row["terms"])))
+    row: Any = await ticket.result(mailbox)
+    return await json_answer(row, ticket.request.receive, figures=len(row["weights"]) * (2 + len(row["terms"])))

@@ -3,21 +3,18 @@
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from fastapi.responses import Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive
 
-from transformer_xl.data.text.display import readable
-from transformer_xl.data.text.tokenizers import Tokenizer
-from transformer_xl.serving.admission import Slot
-from transformer_xl.serving.aside import aside
-from transformer_xl.serving.limits import EVENT_FIGURES, PIECE_BYTES
+from transformer_xl.serving.http.aside import aside, aside_unless_gone
+from transformer_xl.serving.limits import PIECE_BYTES
 
-NAMES = 1 << 14
-"""So many tokens' names are remembered: making one takes longer than anything else here."""
+NUMBERS = PIECE_BYTES // 64
+"""So many numbers become text at a time; none is longer than that."""
 # ASCII, because some clients take characters beyond it for the end of a line.
-_as_text: Callable[[object], str] = json.JSONEncoder(separators=(",", ":")).encode
+as_json: Callable[[object], str] = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def json_pieces(value: Any) -> Iterator[str]:
         yield from value.pieces
     elif isinstance(value, dict):
         for number, (name, item) in enumerate(value.items()):
-            yield f"{',' if number else '{'}{_as_text(name)}:"
+            yield f"{',' if number else '{'}{as_json(name)}:"
             yield from json_pieces(item)
         yield "}" if value else "{}"
     elif isinstance(value, list) and value and isinstance(value[0], dict):
@@ -54,15 +51,15 @@ def json_pieces(value: Any) -> Iterator[str]:
             yield from json_pieces(item)
         yield "]"
     elif isinstance(value, list):
-        parts = (value[start : start + EVENT_FIGURES] for start in range(0, len(value), EVENT_FIGURES))
-        yield from _listed(_as_text(part)[1:-1] for part in parts)
+        parts = (value[start : start + NUMBERS] for start in range(0, len(value), NUMBERS))
+        yield from _listed(as_json(part)[1:-1] for part in parts)
     else:
-        yield _as_text(value)
+        yield as_json(value)
 
 
 def json_text(text: str) -> str:
     """What stands between the quotation marks."""
-    return _as_text(text)[1:-1]
+    return as_json(text)[1:-1]
 
 
 def encoded_text(parts: Iterable[str]) -> Encoded:
@@ -82,18 +79,6 @@ def json_number(value: float) -> str:
     return repr(value) if value == value else "null"
 
 
-@lru_cache(maxsize=NAMES)
-def json_name(tokenizer: Tokenizer, token: int) -> str:
-    """What a token is called, as JSON."""
-    return _as_text(readable(tokenizer, token))
-
-
-@lru_cache(maxsize=64)
-def longest_name(tokenizer: Tokenizer) -> int:
-    """Bytes of the longest of a model's names, as JSON."""
-    return max(len(_as_text(readable(tokenizer, token))) for token in range(tokenizer.size))
-
-
 def _bytes(value: Any) -> Iterator[bytes]:
     found, size = list[str](), 0
     for piece in json_pieces(value):
@@ -106,16 +91,16 @@ def _bytes(value: Any) -> Iterator[bytes]:
         yield "".join(found).encode()
 
 
-async def json_answer(value: Any, slot: Slot, *, figures: int) -> Response:
+async def json_answer(value: Any, receive: Receive, *, figures: int) -> Response:
     """An answer that holds so many figures."""
     pieces = _bytes(value)
 
     def following() -> bytes | None:
         return next(pieces, None)
 
-    small = figures <= EVENT_FIGURES
-    first = await slot.aside(following, small=small)
-    second = await slot.aside(following, small=small)
+    small = figures <= NUMBERS
+    first = await aside_unless_gone(receive, following, small=small)
+    second = await aside_unless_gone(receive, following, small=small)
     if second is None:
         return Response(first, media_type="application/json")
 

@@ -22,14 +22,12 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from transformer_xl.batching.events import Done, Event, Failed, Mailbox, Outbox, Wrote
+from transformer_xl.batching.lanes import LANES, Lanes, Writing
+from transformer_xl.batching.orders import Order, Piece
 from transformer_xl.inference.reader import CHUNK
-from transformer_xl.serving.events import Done, Event, Failed, Mailbox, Outbox, Wrote
-from transformer_xl.serving.lanes import Lanes, Writing
-from transformer_xl.serving.limits import LANES
-from transformer_xl.serving.metrics import Counts
-from transformer_xl.serving.orders import Order, Piece
 
-log = logging.getLogger("transformer_xl.serving")
+log = logging.getLogger("transformer_xl.batching")
 
 JOIN_SECONDS = 1.0
 PROOF_SECONDS = 1.0
@@ -40,6 +38,19 @@ STEP_TOKENS = CHUNK // LANES
 """A token drawn alone takes about as long as so many that are read: no text that is begun anew keeps all others waiting."""
 FAILED = Failed(status=500, message="the model failed on this request; nothing of it was kept")
 TOO_LATE = Failed(status=504, message="the model took too long over this request; ask for less, or try again")
+
+
+@dataclass
+class Counts:
+    """Of one model."""
+
+    tokens_read: int = 0
+    tokens_written: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    threads_abandoned: int = 0
+    threads_died: int = 0
+
 
 State = Literal["ok", "stuck", "dead", "not answering"]
 

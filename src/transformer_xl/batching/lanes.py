@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 
+from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
 from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.generation import Sampler, Sampling, TextStream
 from transformer_xl.inference.distribution import Distribution, Lane, Question, Words, best
 from transformer_xl.inference.reader import Reader
-from transformer_xl.serving.events import Ended, Event, Figures, Mailbox, Wrote
+from transformer_xl.native import FEW
+
+LANES = FEW
+"""Texts that one model writes side by side: so many vectors the kernels multiply with the same bits for each, whatever the others are."""
 
 
 class ModelFault(Exception):

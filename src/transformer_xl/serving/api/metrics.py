@@ -1,36 +1,12 @@
 """What a server counts, as Prometheus reads it."""
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from transformer_xl.batching.scheduler import Counts
+from transformer_xl.serving.http.gate import Requests
 from transformer_xl.serving.limits import Limits
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass
-class Counts:
-    """Of one model."""
-
-    tokens_read: int = 0
-    tokens_written: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0
-    threads_abandoned: int = 0
-    threads_died: int = 0
-
-
-class Requests:
-    """Answers by route and status, and the time they took."""
-
-    def __init__(self) -> None:
-        self.answered: Counter[tuple[str, int]] = Counter()
-        self.seconds: Counter[str] = Counter()
-
-    def add(self, route: str, status: int, seconds: float) -> None:
-        self.answered[route, status] += 1
-        self.seconds[route] += seconds  # type: ignore[assignment]
 
 
 COUNTED = {

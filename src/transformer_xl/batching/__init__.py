@@ -1,0 +1,1 @@
+"""Texts of many requests side by side through one engine. Knows no HTTP."""
