@@ -14,7 +14,7 @@ import torch
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.cli import main
-from transformer_xl.interop import reading
+from transformer_xl.interop import asking
 
 EXTRAS = ("transformer_xl.huggingface", "transformer_xl.lm_eval", "transformer_xl.benchmarks.entrants")
 
@@ -51,7 +51,7 @@ os.open, os.fsync = open_as_there, sync_as_there
 import transformer_xl
 skipped = json.loads(sys.argv[1])["skipped"]
 for module in pkgutil.walk_packages(transformer_xl.__path__, "transformer_xl."):
-    if not module.name.startswith(tuple(skipped)) and not module.name.endswith(("__main__", "interop.child")):
+    if not module.name.startswith(tuple(skipped)) and not module.name.endswith(("__main__", "quarantine.child")):
         importlib.import_module(module.name)
 print(json.dumps({"imported": True}), flush=True)
 from transformer_xl.cli import main
@@ -118,7 +118,7 @@ def test_a_limit_of_memory_that_nobody_holds_is_said(tmp_path, monkeypatch, caps
     assert main(words) == 2
     assert "holds no process to a limit" not in capsys.readouterr().err
     deaf = "import sys, resource; resource.setrlimit = lambda *words: None;"
-    monkeypatch.setattr(reading, "PROGRAM", reading.PROGRAM.replace("import sys;", deaf, 1))
+    monkeypatch.setattr(asking, "PROGRAM", asking.PROGRAM.replace("import sys;", deaf, 1))
     assert main(words) == 2
     said = capsys.readouterr().err
     assert "holds no process to a limit of memory: only time and output were limited for" in said
@@ -139,4 +139,4 @@ def test_no_module_asks_for_what_only_some_systems_have():
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if set(names) & {"fcntl", "resource", "pwd", "grp", "termios", "posix", "pty", "syslog"}:
                 found.append(str(path.relative_to(source)))
-    assert found == ["interop/child.py"]
+    assert found == ["interop/quarantine/child.py"]

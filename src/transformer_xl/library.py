@@ -38,7 +38,7 @@ from transformer_xl.generation import (
 )
 from transformer_xl.inference import Reader, make_reader, restore_reader
 from transformer_xl.inference.weights import WeightKind
-from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
 from transformer_xl.model import AnyModel
 from transformer_xl.progress import Advance

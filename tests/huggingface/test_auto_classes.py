@@ -13,7 +13,7 @@ from small_run import SMALL, prepare
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.cli import main
 from transformer_xl.errors import CheckpointError, ConfigError, DataError, ImportRefused, InputError
-from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
 from transformer_xl.training import train
 
@@ -193,7 +193,7 @@ def test_the_folder_of_an_imported_run_opens(tmp_path):
     from safetensors.torch import save_file
 
     from small_models import build
-    from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface
+    from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
 
     ours = build(initial_memory="zeros", cutoffs=(4, 8), norm="pre").float()
     (tmp_path / "theirs").mkdir()

@@ -15,9 +15,9 @@ from transformer_xl.cli import main
 from transformer_xl.config import RunConfig, TrainingConfig
 from transformer_xl.data.text.tokenizers import ByteTokenizer, CharTokenizer, NumberTokenizer, Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.interop import onnx_graph
 from transformer_xl.interop.exporting import export
-from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop.formats import onnx_graph
+from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"

@@ -13,8 +13,8 @@ import transformer_xl as txl
 from small_models import build
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.errors import CheckpointError, ImportRefused
-from transformer_xl.interop.foreign import Lengths
-from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface
+from transformer_xl.interop.formats.foreign_model import Lengths
+from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
 from transformer_xl.interop.importing import import_run
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from transformer_xl.cli import main
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.extraction import extract
-from transformer_xl.interop.torch_files import read_torch_file
-from transformer_xl.interop.vocabularies import read_vocabulary_file
+from transformer_xl.interop.formats.vocabularies import read_vocabulary_file
+from transformer_xl.interop.quarantine.extraction import extract
+from transformer_xl.interop.quarantine.torch_files import read_torch_file
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 pytestmark = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is not here")

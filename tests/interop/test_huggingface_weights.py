@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from small_models import build
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.interop.huggingface import (
+from transformer_xl.interop.formats.huggingface import (
     FREQUENCIES,
     config_from_huggingface,
     config_to_huggingface,

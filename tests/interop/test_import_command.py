@@ -22,11 +22,11 @@ from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.text.tokenizers import load_tokenizer
 from transformer_xl.files import digest
-from transformer_xl.interop.foreign import Lengths
-from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface
+from transformer_xl.interop.asking import read_foreign
+from transformer_xl.interop.formats.foreign_model import Lengths
+from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
+from transformer_xl.interop.formats.vocabularies import read_vocabulary_file
 from transformer_xl.interop.importing import import_run
-from transformer_xl.interop.reading import read_foreign
-from transformer_xl.interop.vocabularies import read_vocabulary_file
 from transformer_xl.model import TransformerXL
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"

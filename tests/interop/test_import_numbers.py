@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from transformer_xl.checkpoint import Checkpoint, load_checkpoint
-from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
 from transformer_xl.model import Memory
 

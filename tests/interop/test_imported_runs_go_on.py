@@ -13,10 +13,10 @@ import torch
 from transformer_xl.checkpoint import load_checkpoint, read_training_state
 from transformer_xl.cli import main
 from transformer_xl.data.store import open_store
-from transformer_xl.interop import foreign
-from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop.asking import Contents
+from transformer_xl.interop.formats import foreign_model as foreign
+from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
-from transformer_xl.interop.reading import Contents
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 pytestmark = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is not here")

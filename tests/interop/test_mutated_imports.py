@@ -15,9 +15,10 @@ import pytest
 
 from mutations import mutated
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop import child, reading
-from transformer_xl.interop.foreign import Lengths
+from transformer_xl.interop import asking
+from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
+from transformer_xl.interop.quarantine import child
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 pytestmark = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is not here")
@@ -53,7 +54,7 @@ def read_here(folder: Path, *, title: str, total: int, seconds: int) -> int:
 def import_mutated(count: int, seed: int, folder: Path) -> dict[str, float]:
     """Whatever is not an ImportRefused of one line ends this process."""
     chance, outcomes, slowest = random.Random(seed), Counter(), 0.0
-    reading._run = read_here
+    asking._run = read_here
     os.fsync = lambda descriptor: None  # whether it reaches the disk is not asked here
     kept = {}
     for source in good_checkpoints():

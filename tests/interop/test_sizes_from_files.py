@@ -21,14 +21,14 @@ from transformer_xl.data.text.tokenizers import NumberTokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, DataError, ImportRefused, InputError, TransformerXLError
 from transformer_xl.files import digest
 from transformer_xl.inference import make_reader
-from transformer_xl.interop.foreign import Lengths
-from transformer_xl.interop.huggingface import (
+from transformer_xl.interop.formats.foreign_model import Lengths
+from transformer_xl.interop.formats.huggingface import (
     config_to_huggingface,
     weights_from_huggingface,
     weights_to_huggingface,
 )
+from transformer_xl.interop.formats.original import constructor_arguments, state_to_original
 from transformer_xl.interop.importing import import_run
-from transformer_xl.interop.original import constructor_arguments, state_to_original
 from transformer_xl.library import load
 from transformer_xl.model import TransformerXL
 

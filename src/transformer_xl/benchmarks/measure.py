@@ -35,7 +35,7 @@ from transformer_xl.benchmarks.workloads import (
     Workload,
     workloads,
 )
-from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface
+from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
 from transformer_xl.model import TransformerXL
 from transformer_xl.progress import progress, say
 

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from transformer_xl.interop.foreign import Lengths
+    from transformer_xl.interop.formats.foreign_model import Lengths
     from transformer_xl.interop.importing import NAMES, import_run
 
     lengths = Lengths(

@@ -16,9 +16,9 @@ from transformer_xl.checkpoint import Checkpoint, save_tensors, write_checkpoint
 from transformer_xl.data.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import atomic_folder, write_json, write_text
-from transformer_xl.interop.huggingface import config_to_huggingface, weights_to_huggingface
-from transformer_xl.interop.onnx_graph import check_graph, describe_graph, require_onnx, write_graph
-from transformer_xl.interop.original import constructor_arguments, state_to_original
+from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
+from transformer_xl.interop.formats.onnx_graph import check_graph, describe_graph, require_onnx, write_graph
+from transformer_xl.interop.formats.original import constructor_arguments, state_to_original
 from transformer_xl.interop.sources import CONSTRUCTOR, STATE
 from transformer_xl.model import TransformerXL
 

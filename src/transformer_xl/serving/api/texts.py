@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.data.text.display import readable
 from transformer_xl.data.text.streaming import Placed, token_stream
 from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer
 from transformer_xl.errors import DataError

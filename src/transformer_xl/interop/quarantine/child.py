@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.extraction import extract
-from transformer_xl.interop.pickle_names import TensorPlace
-from transformer_xl.interop.tensor_writing import bytes_of, write_safetensors
-from transformer_xl.interop.torch_files import read_torch_file
+from transformer_xl.interop.quarantine.extraction import extract
+from transformer_xl.interop.quarantine.stand_ins import TensorPlace
+from transformer_xl.interop.quarantine.tensor_writing import bytes_of, write_safetensors
+from transformer_xl.interop.quarantine.torch_files import read_torch_file
 
 
 def main(folder: Path) -> None:
@@ -49,7 +49,9 @@ def read(path: Path, *, role: str, folder: Path) -> None:
     """The tensors first, the facts last: who finds the facts finds everything."""
     target = folder / f"{role}.safetensors"
     if role == "bundle":
-        from transformer_xl.interop.tensor_bundle import read_bundle  # with numpy, which the other formats do without
+        from transformer_xl.interop.quarantine.tensor_bundle import (
+            read_bundle,  # with numpy, which the other formats do without
+        )
 
         tensors = read_bundle(path)
         write_safetensors(target, tensors)

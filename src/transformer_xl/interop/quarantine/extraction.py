@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.pickle_names import Object, TensorPlace
+from transformer_xl.interop.quarantine.stand_ins import Object, TensorPlace
 
 DEEPEST_MODULE = 16
 ORIGINAL_MODEL = "mem_transformer MemTransformerLM"

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.fields import read
 from transformer_xl.errors import CheckpointError
-from transformer_xl.interop.layout import check_shapes, shapes_of
+from transformer_xl.interop.formats.layout import check_shapes, shapes_of
 
 EPS = 1e-12
 SLOTS = {"exp_avg": "/Adam", "exp_avg_sq": "/Adam_1"}

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.crc32c import crc32c
-from transformer_xl.interop.pickle_names import DTYPES
-from transformer_xl.interop.tensor_writing import Bytes
+from transformer_xl.interop.quarantine.crc32c import crc32c
+from transformer_xl.interop.quarantine.stand_ins import DTYPES
+from transformer_xl.interop.quarantine.tensor_writing import Bytes
 
 FOOTER = 48
 TABLE_MAGIC = 0xDB4775248B80FB57

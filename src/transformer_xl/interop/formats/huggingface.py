@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.fields import read
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.interop.layout import HUGGINGFACE, weights_from, weights_to
+from transformer_xl.interop.formats.layout import HUGGINGFACE, weights_from, weights_to
 
 FIELDS = {
     "vocab_size": "vocabulary",

@@ -14,18 +14,18 @@ from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.config.fields import convert
 from transformer_xl.config.sources import read_file
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
-from transformer_xl.interop.huggingface import config_from_huggingface, weights_from_huggingface
-from transformer_xl.interop.layout import NVIDIA, ORIGINAL, Layout, check_shapes, shapes_of, weights_from
-from transformer_xl.interop.optimisers import State, optimiser_state, whole_step
-from transformer_xl.interop.original import SETTINGS, config_from_settings
-from transformer_xl.interop.reading import Contents, read_foreign
-from transformer_xl.interop.sources import Source
-from transformer_xl.interop.tensorflow import (
+from transformer_xl.interop.asking import Contents, read_foreign
+from transformer_xl.interop.formats.huggingface import config_from_huggingface, weights_from_huggingface
+from transformer_xl.interop.formats.layout import NVIDIA, ORIGINAL, Layout, check_shapes, shapes_of, weights_from
+from transformer_xl.interop.formats.optimisers import State, optimiser_state, whole_step
+from transformer_xl.interop.formats.original import SETTINGS, config_from_settings
+from transformer_xl.interop.formats.tensorflow import (
     SLOTS,
     config_from_variables,
     model_variables,
     weights_from_variables,
 )
+from transformer_xl.interop.sources import Source
 
 SAVED_PREFIX = "transformer."
 """What `huggingface.TransformerXLForCausalLM` calls the model inside it."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.fields import read
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.interop.layout import ORIGINAL, copies, weights_to
+from transformer_xl.interop.formats.layout import ORIGINAL, copies, weights_to
 
 ENCODINGS = {0: "relative", 1: "shaw_biased", 2: "absolute", 3: "per_layer"}
 """Their attn_type."""

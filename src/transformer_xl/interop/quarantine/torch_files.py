@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.pickle_names import DTYPES, STORAGE_NAMES, Name, Storage
-from transformer_xl.interop.pickles import read_pickle
+from transformer_xl.interop.quarantine.pickles import read_pickle
+from transformer_xl.interop.quarantine.stand_ins import DTYPES, STORAGE_NAMES, Name, Storage
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import IO
 
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.pickle_names import DTYPES, TensorPlace
-from transformer_xl.interop.torch_files import TorchFile
+from transformer_xl.interop.quarantine.stand_ins import DTYPES, TensorPlace
+from transformer_xl.interop.quarantine.torch_files import TorchFile
 
 CHUNK = 1 << 22
 

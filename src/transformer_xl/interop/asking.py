@@ -25,7 +25,7 @@ BYTES_PER_SECOND = 4 << 20
 SPARE_OUTPUT = 64 << 20
 PATIENCE = 30
 """Seconds to wait for one second of the child's work: other work may fill the machine."""
-PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from pathlib import Path; from transformer_xl.interop.child import main; main(Path(sys.argv[1]))"
+PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from pathlib import Path; from transformer_xl.interop.quarantine.child import main; main(Path(sys.argv[1]))"
 
 
 @dataclass(frozen=True, kw_only=True)

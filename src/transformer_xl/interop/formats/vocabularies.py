@@ -16,7 +16,7 @@ from transformer_xl.data.text.tokenizers import (
     load_tokenizer,
 )
 from transformer_xl.errors import DataError, ImportRefused
-from transformer_xl.interop.reading import read_foreign
+from transformer_xl.interop.asking import read_foreign
 
 LARGEST_TEXT = 256 << 20
 CORPORA = {"wt103": "wikitext-103", "wt2": "wikitext-2"}

@@ -1,0 +1,1 @@
+"""What the layouts of other people mean: their settings, names and conventions <-> ours. Knows no files."""
