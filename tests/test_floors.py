@@ -12,7 +12,7 @@ FLOORS = [
     {"data", "model"},
     {"checkpoint"},
     {"interop", "inference"},
-    {"evaluation", "generation"},
+    {"evaluation", "decoding"},
     {"analysis", "training"},
     {"batching"},
     {"serving", "studies", "benchmarks"},

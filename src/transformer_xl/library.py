@@ -22,11 +22,7 @@ from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.data.store import Store, open_store
 from transformer_xl.data.text.streaming import Placed, token_stream
 from transformer_xl.data.text.tokenizers import Ids, Tokenizer
-from transformer_xl.errors import CheckpointError, DataError, InputError
-from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
-from transformer_xl.evaluation.rules import RuleName
-from transformer_xl.files import path_from_text
-from transformer_xl.generation import (
+from transformer_xl.decoding import (
     Sampling,
     TextStream,
     Written,
@@ -36,6 +32,10 @@ from transformer_xl.generation import (
     text_pieces,
     write_texts,
 )
+from transformer_xl.errors import CheckpointError, DataError, InputError
+from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
+from transformer_xl.evaluation.rules import RuleName
+from transformer_xl.files import path_from_text
 from transformer_xl.inference import Reader, make_reader, restore_reader
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.interop.formats.foreign_model import Lengths

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from transformer_xl.data.text.tokenizers import Ids
+from transformer_xl.decoding import start_tokens
 from transformer_xl.errors import InputError, MissingPackage, TransformerXLError
-from transformer_xl.generation import start_tokens
 from transformer_xl.inference import Reader
 from transformer_xl.library import SCORED_AT_ONCE, load
 from transformer_xl.progress import progress

@@ -17,9 +17,9 @@ from tensor_mutations import mutated_safetensors, mutated_tensors, parse, serial
 from transformer_xl.checkpoint import Checkpoint, RunFolder, load_checkpoint
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
 from transformer_xl.data.store import open_store
+from transformer_xl.decoding import Sampling, generate
 from transformer_xl.errors import TransformerXLError
 from transformer_xl.files import digest
-from transformer_xl.generation import Sampling, generate
 from transformer_xl.inference import Reader, make_reader, restore_reader
 from transformer_xl.model import AnyModel, Recurrent
 from transformer_xl.model.protocol import NOT_FINITE

@@ -16,9 +16,9 @@ from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import load_model, save_tensors
 from transformer_xl.cli import main
 from transformer_xl.config.sources import resolve
+from transformer_xl.decoding import beam_search
 from transformer_xl.errors import CheckpointError, ConfigError, InputError
 from transformer_xl.files import atomic_file
-from transformer_xl.generation import beam_search
 from transformer_xl.inference import Engine
 from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.library import load

@@ -9,7 +9,7 @@ import pytest
 
 from small_run import SMALL
 from transformer_xl.checkpoint import load_checkpoint
-from transformer_xl.generation import Sampling, generate
+from transformer_xl.decoding import Sampling, generate
 from transformer_xl.training import loop, train
 
 pytestmark = [

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from small_models import build, random_tokens
+from transformer_xl.decoding import Sampling, beam_search, generate
 from transformer_xl.errors import ConfigError, InputError
-from transformer_xl.generation import Sampling, beam_search, generate
 from transformer_xl.inference import Engine
 
 transformers = pytest.importorskip(

@@ -14,8 +14,8 @@ from serving_helpers import Running, in_thread
 
 from transformer_xl.cli import main
 from transformer_xl.data.text.tokenizers import ByteTokenizer
+from transformer_xl.decoding import TextStream
 from transformer_xl.errors import InputError
-from transformer_xl.generation import TextStream
 from transformer_xl.inference import Engine
 from transformer_xl.serving.api import saved
 from transformer_xl.serving.limits import Limits

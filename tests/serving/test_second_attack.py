@@ -27,7 +27,7 @@ from transformer_xl.data.text.tokenizers import (
     Tokenizer,
     WordTokenizer,
 )
-from transformer_xl.generation import TextStream
+from transformer_xl.decoding import TextStream
 from transformer_xl.serving.api import bodies, scoring, texts
 from transformer_xl.serving.api import saved as saved_module
 from transformer_xl.serving.http import aside

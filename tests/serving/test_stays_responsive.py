@@ -19,8 +19,8 @@ import pytest
 from serving_helpers import Running, events, in_process, in_thread, p95
 
 from transformer_xl.batching.events import BACKLOG, EVENT_FIGURES, Ended, Figures, Mailbox, Wrote
+from transformer_xl.decoding.distribution import Words
 from transformer_xl.errors import InputError
-from transformer_xl.inference.distribution import Words
 from transformer_xl.serving.api import completions
 from transformer_xl.serving.http.server import connections_possible
 from transformer_xl.serving.limits import FIGURES, RESERVED_FILES, Limits

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from transformer_xl.generation import TextStream
+from transformer_xl.decoding import TextStream
+from transformer_xl.decoding.distribution import Words
 from transformer_xl.inference import Reader
-from transformer_xl.inference.distribution import Words
 
 LEAST = -9999.0
 """JSON has no minus infinity."""

@@ -4,7 +4,6 @@ prompt read alone -> first token drawn alone -> joins          step   read the t
                                                                leave  the last lanes move up into the free places
 """
 
-import math
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,10 @@ import torch
 
 from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
 from transformer_xl.data.text.tokenizers import Tokenizer
-from transformer_xl.generation import Sampler, Sampling, TextStream
-from transformer_xl.inference.distribution import Distribution, Lane, Question, Words, best
+from transformer_xl.decoding import Sampler, Sampling, TextStream
+from transformer_xl.decoding import lanes as decoding
+from transformer_xl.decoding.distribution import Lane, Question, best
+from transformer_xl.decoding.lanes import Picked
 from transformer_xl.inference.reader import Reader
 from transformer_xl.native import FEW
 
@@ -41,13 +42,6 @@ class Wish:
     """The end tells what has read the whole text."""
 
 
-@dataclass(frozen=True)
-class Picked:
-    token: int
-    log_probability: float
-    likeliest: Words | None
-
-
 class Writing:
     """One text under way."""
 
@@ -66,13 +60,21 @@ class Writing:
     def begin(self, text: TextStream, past: Collection[int]) -> None:
         """`text` stands where the new text begins, after the tokens `past`."""
         self._text, self._drawn, self._told = text.fork(stop=self.wish.stop), 0, self.mailbox.drawn[self.index]
-        self._sampler = Sampler(self.wish.sampling)
-        self._sampler.saw(past)
+        self.sampler = Sampler(self.wish.sampling)
+        self.sampler.saw(past)
+
+    @property
+    def wants_tokens_only(self) -> bool:
+        return self.wish.likeliest is None
+
+    @property
+    def forgets_after(self) -> int | None:
+        return self.wish.segment
 
     def pick(self, lane: Lane) -> Question[Picked]:
-        token = yield from self._sampler.pick(lane)
+        token = yield from self.sampler.pick(lane)
         if self.wish.likeliest is None:
-            return Picked(token, math.nan, None)
+            return Picked(token)
         likeliest = (yield from best(lane, self.wish.likeliest)) if self.wish.likeliest else None
         return Picked(token, lane.log_probability(token), likeliest)
 
@@ -104,70 +106,16 @@ class Writing:
         return own, self._text.fork(stop=())
 
 
-class Lanes:
-    def __init__(self, reader: Reader | None = None, writings: Collection[Writing] = ()) -> None:
-        """`reader` has a lane for each, has read its prompt, and is used up."""
-        self.writings = list(writings)
-        self._reader = reader
-        self._unread: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.writings)
+class Lanes(decoding.Lanes[Writing]):
+    """The loop, with what there is to tell of each token. Those that are at their end leave."""
 
     def step(self) -> list[tuple[Writing, Event]]:
-        """Every lane reads the token it drew last and draws the next."""
-        reader = self._reader
-        assert reader is not None
-        forgetful = [
-            place
-            for place, writing in enumerate(self.writings)
-            if writing.wish.segment and reader.read_B[place] >= writing.wish.segment
-        ]
-        if forgetful:
-            reader.reset(forgetful)
-        reader.read(torch.tensor(self._unread)[:, None])
-        return self.draw()
-
-    def draw(self) -> list[tuple[Writing, Event]]:
-        """The next token of every lane. Those that are at their end then leave."""
-        reader = self._reader
-        assert reader is not None
-        assert reader.last_hidden_BD is not None
-        if not bool(torch.isfinite(reader.last_hidden_BD).all()):
-            raise ModelFault("hidden states that are no numbers")
-        edges = reader.model.config.cluster_edges
-        picked = Distribution(reader, reader.last_hidden_BD, edges=edges).ask([each.pick for each in self.writings])
-        self._unread = [one.token for one in picked]
+        drawn = list(zip(self.writers, self.next(), strict=True))
+        assert self.reader is not None
         events = [
             (writing, event)
-            for place, (writing, one) in enumerate(zip(self.writings, picked, strict=True))
-            for event in writing.accept(one, reader, place)
+            for place, (writing, picked) in enumerate(drawn)
+            for event in writing.accept(picked, self.reader, place)
         ]
-        self.leave([writing for writing in self.writings if writing.ended])
+        self.leave([writing for writing, _ in drawn if writing.ended])
         return events
-
-    def take(self, other: "Lanes") -> None:
-        """The lanes of another, which have drawn as well."""
-        if not len(other):
-            return
-        assert other._reader is not None
-        self._reader = other._reader if self._reader is None else self._reader.grown([other._reader])
-        self.writings = [*self.writings, *other.writings]
-        self._unread += other._unread
-
-    def leave(self, writings: Collection[Writing]) -> None:
-        places = {place for place, writing in enumerate(self.writings) if writing in writings}
-        if not places:
-            return
-        if len(places) == len(self.writings):
-            self.clear()
-            return
-        assert self._reader is not None
-        self._reader, order = self._reader.without(places)
-        self.writings = [self.writings[place] for place in order]
-        self._unread = [self._unread[place] for place in order]
-
-    def clear(self) -> list[Writing]:
-        """Nobody is left; those who were."""
-        left, self.writings, self._unread, self._reader = self.writings, [], [], None
-        return left

@@ -7,7 +7,7 @@ from transformer_xl.batching.events import EVENT_CHARACTERS, EVENT_FIGURES, Ende
 from transformer_xl.batching.lanes import Lanes, Writing
 from transformer_xl.batching.reading import Scored, read, scored
 from transformer_xl.data.text.tokenizers import Tokenizer
-from transformer_xl.generation import TextStream
+from transformer_xl.decoding import TextStream
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.model import AnyModel
 
@@ -44,7 +44,7 @@ class Order:
         for writing in writings:
             writing.begin(self.text, self.prompt)
         lanes = Lanes(reader if len(writings) == 1 else reader.select([0] * len(writings)), writings)
-        yield lanes.draw()
+        yield lanes.step()
         for _ in range(alone or 0):
             if len(lanes):
                 yield lanes.step()

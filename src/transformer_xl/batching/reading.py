@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.batching.lanes import LANES, ModelFault
+from transformer_xl.decoding.distribution import Distribution, Words, best
 from transformer_xl.inference import Reader
-from transformer_xl.inference.distribution import Distribution, Words, best
 from transformer_xl.inference.reader import CHUNK
 
 

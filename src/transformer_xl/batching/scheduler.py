@@ -150,7 +150,7 @@ class Scheduler:
             other._outbox = self._outbox
             other._tasks.extend(task for task in self._tasks if work is None or task is not work.on)
             if work is None:  # nobody knows what it died of
-                other._suspect(self.lanes.writings)
+                other._suspect(self.lanes.writers)
             elif isinstance(work.on, list):
                 other._suspect(work.on)
             else:
@@ -225,12 +225,12 @@ class Scheduler:
             if self._closed:
                 return
             self._drop_tasks()
-            gone = [writing for writing in self.lanes.writings if _over(writing.mailbox)]
+            gone = [writing for writing in self.lanes.writers if _over(writing.mailbox)]
             for writing in gone:
                 self._outbox.put(writing.mailbox, writing.index, TOO_LATE)
             self._outbox.send()
         if gone:
-            staying = [writing for writing in self.lanes.writings if writing not in gone]
+            staying = [writing for writing in self.lanes.writers if writing not in gone]
             self._with_lanes(staying, lambda: self.lanes.leave(gone))
 
     def _drop_tasks(self) -> None:
@@ -271,7 +271,7 @@ class Scheduler:
 
     def _join(self, task: Task, joining: Lanes) -> None:
         """All that is left of the task are its texts."""
-        texts = [*self.lanes.writings, *joining.writings]
+        texts = [*self.lanes.writers, *joining.writers]
         self._with_lanes(texts, lambda: self.lanes.take(joining), instead_of=task)
 
     def _advance(self, task: Task) -> int:
@@ -312,7 +312,7 @@ class Scheduler:
         if not len(self.lanes):
             return
         started_at = time.monotonic()
-        self._with_lanes(self.lanes.writings, self.lanes.step)
+        self._with_lanes(self.lanes.writers, self.lanes.step)
         self.counts.steps += 1
         self.counts.step_seconds += time.monotonic() - started_at
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from transformer_xl.benchmarks.window import WindowReader
 from transformer_xl.benchmarks.worker import CLIP, LEARNING_RATE, Implementation, Segmentwise, everything, shifted
+from transformer_xl.decoding.distribution import Distribution, best
 from transformer_xl.inference import Engine
-from transformer_xl.inference.distribution import Distribution, best
 from transformer_xl.interop.formats.huggingface import (
     config_from_huggingface,
     weights_from_huggingface,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from transformer_xl.errors import InputError, shown
 
 if TYPE_CHECKING:
-    from transformer_xl.generation import Sampling
+    from transformer_xl.decoding import Sampling
     from transformer_xl.library import Loaded
 
 PAPER_CONTEXT = 512
@@ -84,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     check(arguments)
-    from transformer_xl.generation import Sampling
+    from transformer_xl.decoding import Sampling
     from transformer_xl.library import load
 
     prompt = read_prompt(arguments)
@@ -213,8 +213,8 @@ def paper(arguments: argparse.Namespace, loaded: "Loaded", sampling: "Sampling")
     import numpy as np
 
     from transformer_xl.data.text.display import detokenize
+    from transformer_xl.decoding import generate, text_pieces
     from transformer_xl.files import write_text
-    from transformer_xl.generation import generate, text_pieces
 
     test = loaded.store(arguments.data).split("test")
     room = len(test) - PAPER_CONTEXT - arguments.tokens

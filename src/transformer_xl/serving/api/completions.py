@@ -12,8 +12,8 @@ from fastapi.responses import Response, StreamingResponse
 from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
 from transformer_xl.batching.lanes import Wish, Writing
 from transformer_xl.batching.orders import Order
+from transformer_xl.decoding import Sampling, start_tokens
 from transformer_xl.errors import InputError
-from transformer_xl.generation import Sampling, start_tokens
 from transformer_xl.serving.api.admission import Extent, Ticket
 from transformer_xl.serving.api.bodies import Completion, Generation
 from transformer_xl.serving.api.models import Served

@@ -18,8 +18,8 @@ from transformer_xl.batching.scheduler import Counts, Scheduler, State, Task
 from transformer_xl.checkpoint import Checkpoint
 from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import EvaluationConfig, ModelConfig
+from transformer_xl.decoding import TextStream
 from transformer_xl.errors import CheckpointError
-from transformer_xl.generation import TextStream
 from transformer_xl.inference import make_reader
 from transformer_xl.model import TransformerXL
 from transformer_xl.serving.limits import Limits

@@ -24,9 +24,9 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from transformer_xl.batching.budget import saved_bytes
+from transformer_xl.decoding import TextStream
 from transformer_xl.errors import InputError, TransformerXLError
 from transformer_xl.files import atomic_folder, clear_leftovers, put_back_all, remove_folder, write_text
-from transformer_xl.generation import TextStream
 from transformer_xl.inference import Reader, restore_reader
 from transformer_xl.serving.api.bodies import SESSION_NAME
 from transformer_xl.serving.api.models import Served

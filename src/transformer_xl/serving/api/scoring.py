@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformer_xl.batching import reading
 from transformer_xl.batching.events import EVENT_FIGURES, LEAST
 from transformer_xl.batching.scheduler import Task
-from transformer_xl.generation import TextStream
+from transformer_xl.decoding import TextStream
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.serving.api.admission import Extent, Ticket
 from transformer_xl.serving.api.bodies import Attention, Given

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformer_xl.generation import TextStream
+from transformer_xl.decoding import TextStream
 from transformer_xl.inference import Reader
 from transformer_xl.serving.api.models import Served
 from transformer_xl.serving.api.refusals import Refusal

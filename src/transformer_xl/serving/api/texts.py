@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from transformer_xl.data.text.display import readable
 from transformer_xl.data.text.streaming import Placed, token_stream
 from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer
+from transformer_xl.decoding.text import TextStream
 from transformer_xl.errors import DataError
-from transformer_xl.generation.text import TextStream
 from transformer_xl.serving.api.bodies import Given
 from transformer_xl.serving.api.refusals import Refusal
 from transformer_xl.serving.http.sending import as_json

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import torch
-
+from transformer_xl.decoding.distribution import Words, best
+from transformer_xl.decoding.lanes import Lanes
+from transformer_xl.decoding.text import TextStream
+from transformer_xl.decoding.writing import evaluating, read_prompts
 from transformer_xl.errors import InputError, shown
-from transformer_xl.generation.generate import evaluating, read_prompts
-from transformer_xl.generation.text import TextStream
-from transformer_xl.inference.distribution import Distribution, Words, best
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
 
@@ -20,6 +20,7 @@ MOST_BEAMS = 1024
 class Hypothesis:
     """A continuation: the one before it and a token more."""
 
+    forgets_after: ClassVar[None] = None
     parent: "Hypothesis | None" = None
     token: int = -1
     length: int = 0
@@ -71,22 +72,18 @@ def beam_search(
         raise InputError(f"{shown(beams)} beams of {shown(tokens)} tokens find nothing; ask for at least 1 of each")
     if beams > MOST_BEAMS:
         raise InputError(f"{shown(beams)} beams are too many to carry on side by side; ask for at most {MOST_BEAMS:,}")
-    device = model.vocabulary.bias_V.device
     with evaluating(model):
-        reader = read_prompts(model, [prompt], weights=weights)
         live, finished = [Hypothesis(text=text)], list[Hypothesis]()
-        for step in range(tokens):
-            if step:
-                reader.read(torch.tensor([[hypothesis.token] for hypothesis in live], device=device))
-            assert reader.last_hidden_BD is not None
-            next_token = Distribution(reader, reader.last_hidden_BD, edges=model.config.cluster_edges)
-            grown = _grown(live, next_token.ask([lambda lane: best(lane, beams)] * len(live)), beams=beams)
+        lanes: Lanes[Any] = Lanes(read_prompts(model, [prompt], weights=weights), live)
+        for _ in range(tokens):
+            words = lanes.ask([lambda lane: best(lane, beams)] * len(live))
+            grown = _grown(live, words, beams=beams)
             finished += [hypothesis for _, hypothesis in grown if hypothesis.stopped]
-            lanes = [lane for lane, hypothesis in grown if not hypothesis.stopped]
+            places = [place for place, hypothesis in grown if not hypothesis.stopped]
             live = [hypothesis for _, hypothesis in grown if not hypothesis.stopped]
             if not live or _decided(finished, live[0], tokens=tokens, beams=beams):
                 break
-            reader = reader.select(lanes)
+            lanes.follow(places, live, [hypothesis.token for hypothesis in live])
     return sorted(finished + live, key=lambda hypothesis: -hypothesis.score)[:beams]
 
 

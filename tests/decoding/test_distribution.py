@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import InputError
-from transformer_xl.inference import distribution as module
-from transformer_xl.inference.distribution import (
+from transformer_xl.decoding import distribution as module
+from transformer_xl.decoding.distribution import (
     PLAIN,
     Adjustment,
     Distribution,
@@ -22,6 +21,7 @@ from transformer_xl.inference.distribution import (
     nucleus,
     shortened,
 )
+from transformer_xl.errors import InputError
 from transformer_xl.model.vocabulary import Vocabulary
 
 V, D = 40, 8

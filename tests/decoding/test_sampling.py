@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from transformer_xl.decoding import Sampler, Sampling
+from transformer_xl.decoding import sampling as module
+from transformer_xl.decoding.distribution import Lane
 from transformer_xl.errors import TransformerXLError
-from transformer_xl.generation import Sampler, Sampling
-from transformer_xl.generation import sampling as module
-from transformer_xl.inference.distribution import Lane
 
 PROBABILITIES = [0.1, 0.3, 0.15, 0.45]
 

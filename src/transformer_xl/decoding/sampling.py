@@ -9,8 +9,8 @@ import numpy as np
 
 from transformer_xl import native
 from transformer_xl.config.fields import not_negative
+from transformer_xl.decoding.distribution import Adjustment, Lane, Question, at_share, best, draw, nucleus, shortened
 from transformer_xl.errors import InputError
-from transformer_xl.inference.distribution import Adjustment, Lane, Question, at_share, best, draw, nucleus, shortened
 
 RECENT = 512
 """How many of the last tokens, prompt and output together, a repetition penalty looks at."""

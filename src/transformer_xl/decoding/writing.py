@@ -1,19 +1,18 @@
-"""Tokens out: prompts are read once, then every lane draws a token and is fed it, side by side through one reader."""
+"""Texts out: prompts are read once, and the lanes that go on from them write until their tokens or their stop strings come."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from transformer_xl import native
 from transformer_xl.data.text.tokenizers import Tokenizer
+from transformer_xl.decoding.distribution import Lane, Question
+from transformer_xl.decoding.lanes import Lanes, Picked
+from transformer_xl.decoding.sampling import Sampler, Sampling
+from transformer_xl.decoding.text import TextStream
 from transformer_xl.errors import InputError
-from transformer_xl.generation.sampling import Sampler, Sampling
-from transformer_xl.generation.text import TextStream
 from transformer_xl.inference import Reader, make_reader
-from transformer_xl.inference.distribution import Distribution
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
 
@@ -21,49 +20,17 @@ READ_AT_ONCE = 4096
 """Longer prompts are read in pieces of this many tokens, so that what they need does not grow with them."""
 
 
-class Batch:
-    """Lanes that write at the same time, each with its own sampler. A lane that is done leaves, and the others never notice."""
+class Author:
+    """Writes in a lane, and wants nothing but tokens."""
 
-    def __init__(self, reader: Reader, samplers: Sequence[Sampler]) -> None:
-        """`reader` has read every lane's prompt; `samplers` are the lanes' own, in order."""
-        self.lanes = list(range(len(samplers)))
-        """Those that still write."""
-        self._reader, self._samplers = reader, samplers
-        self._unread: list[int] = []
-        self._choices: Any = None
+    wants_tokens_only, forgets_after = True, None
 
-    def step(self) -> dict[int, int]:
-        """The next token of every lane. Reads the one before only now: nobody may want a next."""
-        reader = self._reader
-        if self._unread and reader.writes and all(s.plain for s in self._samplers):
-            self._unread = self._write()
-            return dict(zip(self.lanes, self._unread, strict=True))
-        if self._unread:
-            device = reader.model.vocabulary.bias_V.device
-            reader.read(torch.tensor(self._unread, device=device)[:, None])
-        assert reader.last_hidden_BD is not None
-        edges = reader.model.config.cluster_edges
-        next_token = Distribution(reader, reader.last_hidden_BD, edges=edges)
-        self._unread = next_token.ask([self._samplers[lane].pick for lane in self.lanes])
-        return dict(zip(self.lanes, self._unread, strict=True))
+    def __init__(self, number: int, sampling: Sampling, *, prompt: Sequence[int]) -> None:
+        self.number, self.sampler = number, Sampler(sampling)
+        self.sampler.saw(prompt)
 
-    def _write(self) -> list[int]:
-        own = [self._samplers[lane] for lane in self.lanes]
-        if self._choices is None:
-            self._choices = (native.Choice * len(own))(*(sampler.choice() for sampler in own))
-        for choice, sampler in zip(self._choices, own, strict=True):
-            choice.share = sampler.share()
-        return self._reader.write(self._unread, self._choices)
-
-    def leave(self, lanes: Collection[int]) -> None:
-        stay = [place for place, lane in enumerate(self.lanes) if lane not in lanes]
-        if len(stay) == len(self.lanes):
-            return
-        self.lanes = [self.lanes[place] for place in stay]
-        self._unread = [self._unread[place] for place in stay]
-        self._choices = None
-        if stay:
-            self._reader = self._reader.select(stay)
+    def pick(self, lane: Lane) -> Question[Picked]:
+        return Picked((yield from self.sampler.pick(lane)))
 
 
 def generate(
@@ -71,9 +38,9 @@ def generate(
 ) -> Iterator[int]:
     """`tokens` continuations of `prompt`, as they are drawn. The model's own memory length is what it remembers."""
     with evaluating(model):
-        batch = start_batch(model, [prompt], samplings=[sampling], weights=weights)
+        lanes = start_lanes(model, [prompt], samplings=[sampling], weights=weights)
         for _ in range(tokens):
-            yield batch.step()[0]
+            yield lanes.next()[0].token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,31 +69,30 @@ def write_texts(
     pieces: list[list[str]] = [[] for _ in prompts]
     drawn = [0] * len(prompts)
     with evaluating(model):
-        batch = start_batch(model, prompts, samplings=samplings, weights=weights)
+        lanes = start_lanes(model, prompts, samplings=samplings, weights=weights)
         for _ in range(tokens):
-            for lane, token in batch.step().items():
-                pieces[lane].append(streams[lane].push(token))
-                drawn[lane] += 1
-            batch.leave({lane for lane in batch.lanes if streams[lane].stopped})
-            if not batch.lanes:
+            for author, picked in zip(lanes.writers, lanes.next(), strict=True):
+                pieces[author.number].append(streams[author.number].push(picked.token))
+                drawn[author.number] += 1
+            lanes.leave([author for author in lanes.writers if streams[author.number].stopped])
+            if not lanes:
                 break
     for stream, texts in zip(streams, pieces, strict=True):
         texts.append(stream.finish())
     return [Written(text="".join(texts), tokens=count) for texts, count in zip(pieces, drawn, strict=True)]
 
 
-def start_batch(
+def start_lanes(
     model: AnyModel,
     prompts: Sequence[Sequence[int]],
     *,
     samplings: Sequence[Sampling],
     weights: WeightKind = "exact",
-) -> Batch:
+) -> Lanes[Author]:
     """A lane for each prompt, of whatever lengths, with its own settings and seed."""
-    samplers = [Sampler(sampling) for sampling in samplings]
-    for sampler, prompt in zip(samplers, prompts, strict=True):
-        sampler.saw(prompt)
-    return Batch(read_prompts(model, prompts, weights=weights), samplers)
+    numbered = enumerate(zip(samplings, prompts, strict=True))
+    authors = [Author(number, sampling, prompt=prompt) for number, (sampling, prompt) in numbered]
+    return Lanes(read_prompts(model, prompts, weights=weights), authors)
 
 
 def read_prompts(model: AnyModel, prompts: Sequence[Sequence[int]], *, weights: WeightKind = "exact") -> Reader:

@@ -5,7 +5,6 @@ import json
 import random
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 import torch
@@ -14,11 +13,20 @@ import transformer_xl as txl
 from small_models import build
 from transformer_xl.cli import main
 from transformer_xl.data.text.tokenizers import CharTokenizer
+from transformer_xl.decoding import (
+    Sampling,
+    TextStream,
+    beam_search,
+    distribution,
+    generate,
+    start_lanes,
+    write_texts,
+    writing,
+)
+from transformer_xl.decoding import lanes as loop
 from transformer_xl.errors import InputError
-from transformer_xl.generation import Sampling, TextStream, beam_search, generate, start_batch, write_texts
-from transformer_xl.inference import Engine, distribution
+from transformer_xl.inference import Engine
 
-generate_module = import_module("transformer_xl.generation.generate")  # the room has a function of that name
 LETTERS = CharTokenizer("abcdefghijklm")
 
 
@@ -64,11 +72,11 @@ def test_a_lane_is_the_same_alone_and_among_others(model):
         for place in range(64)
     ]
     model.eval()
-    batch = start_batch(model, prompts, samplings=samplings)
-    steps = [batch.step() for _ in range(6)]
+    lanes = start_lanes(model, prompts, samplings=samplings)
+    steps = [step(lanes) for _ in range(6)]
     for lane in (0, 1, 2, 3, 17, 42, 63):
         alone = list(generate(model, prompts[lane], tokens=6, sampling=samplings[lane]))
-        assert [step[lane] for step in steps] == alone
+        assert [found[lane] for found in steps] == alone
 
 
 def test_engines_of_two_kinds_are_not_joined():
@@ -77,24 +85,28 @@ def test_engines_of_two_kinds_are_not_joined():
         Engine.joined([Engine(model), Engine(model, memory=3)])
 
 
+def step(lanes):
+    return {author.number: picked.token for author, picked in zip(list(lanes.writers), lanes.next(), strict=True)}
+
+
 def test_a_lane_that_leaves_is_not_noticed(model):
     model.eval()
     samplings = [Sampling(seed=seed) for seed in range(4)]
-    staying = start_batch(model, [[1, 2]] * 4, samplings=samplings)
-    leaving = start_batch(model, [[1, 2]] * 4, samplings=samplings)
-    assert staying.step() == leaving.step()
-    leaving.leave({0, 2})
+    staying = start_lanes(model, [[1, 2]] * 4, samplings=samplings)
+    leaving = start_lanes(model, [[1, 2]] * 4, samplings=samplings)
+    assert step(staying) == step(leaving)
+    leaving.leave([author for author in leaving.writers if author.number in (0, 2)])
     for _ in range(5):
-        expected = staying.step()
-        assert leaving.step() == {lane: expected[lane] for lane in (1, 3)}
+        expected = step(staying)
+        assert step(leaving) == {lane: expected[lane] for lane in (1, 3)}
 
 
 def test_a_prompt_is_read_once_however_many_lanes_share_it(model, monkeypatch):
     read = []
-    reader = type(generate_module.read_prompts(model.eval(), [[1]]))
+    reader = type(writing.read_prompts(model.eval(), [[1]]))
     original = reader.read
     monkeypatch.setattr(reader, "read", lambda self, tokens: read.append(tokens.shape) or original(self, tokens))
-    start_batch(model, [[1, 2, 3]] * 5, samplings=[Sampling()] * 5).step()
+    start_lanes(model, [[1, 2, 3]] * 5, samplings=[Sampling()] * 5).next()
     assert read == [(1, 3)]
 
 
@@ -156,7 +168,7 @@ def test_one_beam_is_greedy(model):
 def test_a_prompt_longer_than_memory_is_read_in_pieces(model, monkeypatch):
     prompt = torch.randint(13, (200,)).tolist()
     whole = list(generate(model, prompt, tokens=5, sampling=Sampling()))
-    monkeypatch.setattr(generate_module, "READ_AT_ONCE", 7)
+    monkeypatch.setattr(writing, "READ_AT_ONCE", 7)
     assert list(generate(model, prompt, tokens=5, sampling=Sampling())) == whole
 
 
@@ -175,7 +187,7 @@ def test_bytes_for_weights_are_for_models_with_memory():
 def test_tails_stay_shut_while_they_cannot_matter(monkeypatch):
     made = []
     monkeypatch.setattr(
-        generate_module, "Distribution", lambda *a, **k: made.append(distribution.Distribution(*a, **k)) or made[-1]
+        loop, "Distribution", lambda *a, **k: made.append(distribution.Distribution(*a, **k)) or made[-1]
     )
     model = build(cutoffs=(6, 9))
     with torch.no_grad():
@@ -196,7 +208,7 @@ import os, resource, sys, torch
 sys.path.insert(0, sys.argv[1])
 from small_models import build
 from transformer_xl.data.text.tokenizers import CharTokenizer
-from transformer_xl.generation import Sampling, generate, text_pieces
+from transformer_xl.decoding import Sampling, generate, text_pieces
 tokens, early = int(sys.argv[2]), int(sys.argv[3])
 model = build(n_layer=1, memory=4).float()
 drawn = generate(model, [1], tokens=tokens, sampling=Sampling(repetition_penalty=1.2))

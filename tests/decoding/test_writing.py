@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from small_models import build
 from transformer_xl import native
+from transformer_xl.decoding import Sampling
+from transformer_xl.decoding.writing import start_lanes
 from transformer_xl.errors import InputError
-from transformer_xl.generation import Sampling
-from transformer_xl.generation.generate import start_batch
 from transformer_xl.inference import Engine
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")
@@ -25,16 +25,14 @@ samplings = st.builds(
 
 
 def texts(model, prompts, chosen, *, fast, steps=30, leave=None, weights="exact"):
-    with pytest.MonkeyPatch.context() as patch:
-        if not fast:
-            patch.setattr(Engine, "writes", False)
-        batch = start_batch(model, prompts, samplings=chosen, weights=weights)
-        found = {lane: [] for lane in batch.lanes}
-        for step in range(steps):
-            for lane, token in batch.step().items():
-                found[lane].append(token)
-            if step == 10 and leave is not None and len(batch.lanes) > 1:
-                batch.leave({leave})
+    lanes = start_lanes(model, prompts, samplings=chosen, weights=weights)
+    lanes.reader.writes = lanes.reader.writes and fast
+    found = {author.number: [] for author in lanes.writers}
+    for step in range(steps):
+        for author, picked in zip(list(lanes.writers), lanes.next(), strict=True):
+            found[author.number].append(picked.token)
+        if step == 10 and leave is not None and len(lanes) > 1:
+            lanes.leave([author for author in lanes.writers if author.number == leave])
     return found
 
 
@@ -89,9 +87,9 @@ def test_words_that_are_alike_come_in_the_order_of_their_numbers():
 
 def test_a_model_that_gives_no_numbers_is_refused():
     model = build(memory=7)
-    batch = start_batch(model, [[1, 2]], samplings=[Sampling()])
-    batch.step()
+    lanes = start_lanes(model, [[1, 2]], samplings=[Sampling()])
+    lanes.next()
     with torch.no_grad():
         model.vocabulary.bias_V[3] = float("nan")
     with pytest.raises(InputError, match="not finite"):
-        batch.step()
+        lanes.next()

@@ -11,8 +11,8 @@ from transformer_xl.data.text.tokenizers import (
     Tokenizer,
     WordTokenizer,
 )
+from transformer_xl.decoding import TextStream, start_tokens, text_pieces
 from transformer_xl.errors import InputError
-from transformer_xl.generation import TextStream, start_tokens, text_pieces
 
 PAIRS = BytePairTokenizer.learn(iter(["naïve 🎼 music, the 🎼 of 音楽 and 音"] * 20), size=300, lower=False, show=False)
 LINES = WordTokenizer(["<eos>", "<unk>", "a", "cat", "sat"])
