@@ -9,7 +9,7 @@ Many starts are read side by side. A reading never goes on beyond what the model
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from transformer_xl.evaluation.evaluate import using_lengths
 from transformer_xl.evaluation.rules import KEPT_BYTES, MOST_LANES
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.inference.cache import kept_bytes
-from transformer_xl.model import AnyModel, Recurrent
+from transformer_xl.model import AnyModel
 from transformer_xl.progress import progress
 
 SECONDS_BETWEEN_SAVES = 20.0
@@ -86,7 +86,7 @@ def farthest_seen(
 ) -> int | None:
     """How many tokens before a token can change its prediction. With memory each layer looks M further back; without, there is one window.
     None: all of them, as in a recurrent state."""
-    if isinstance(model, RecurrentConfig):
+    if model.recurrent:
         return None
     if evaluation.memory:
         return model.n_layer * evaluation.memory + 1
@@ -129,9 +129,9 @@ def context_losses(
 
 def lanes_for(model: ModelConfig | RecurrentConfig, *, evaluation: EvaluationConfig, longest: int) -> int:
     """As many starts side by side as their kept keys and values, or their windows, leave room for."""
-    if isinstance(model, RecurrentConfig) or not evaluation.memory:
+    if model.recurrent or not evaluation.memory:
         return max(1, WINDOW_TOKENS_AT_ONCE // longest)
-    one = kept_bytes(replace(model, memory=evaluation.memory, same_length=False), lanes=1)
+    one = kept_bytes(model.with_lengths(memory=evaluation.memory, clamp_len=0, same_length=False), lanes=1)
     return max(1, min(MOST_LANES, KEPT_BYTES // one))
 
 
@@ -206,7 +206,7 @@ def _blocks(lengths: list[int], *, stretch: Stretch, lanes: int) -> Iterator[_Bl
 
 
 def _reader(model: AnyModel, *, lanes: int) -> Hidden:
-    if isinstance(model, Recurrent) or model.config.memory:
+    if model.config.remembers:
         return _with_memory(make_reader(model, lanes=lanes))
     if model.config.encoding in ENCODINGS_WITHOUT_MEMORY:
         # These positions count from the window's end: another length is another window, computed anew.

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from transformer_xl import native
 from transformer_xl.batching.lanes import LANES
-from transformer_xl.config import ModelConfig
-from transformer_xl.inference.cache import kept_bytes, room
+from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.inference.reader import CHUNK
 from transformer_xl.model import AnyModel
 
@@ -26,17 +25,13 @@ HEADER_BYTES = 64 * 1024
 def lane_bytes(model: AnyModel) -> int:
     """What an engine keeps of one text."""
     config, size = model.config, model.vocabulary.bias_V.element_size()
-    if isinstance(config, ModelConfig):
-        return kept_bytes(config, lanes=1) * size // 4 if config.remembers else 0
-    return sum(4 * width * size for _, width in config.widths())
+    return kept_bytes(config, lanes=1) * size // 4 if config.remembers else 0
 
 
 def saved_bytes(model: AnyModel) -> int:
     """The most that a saved session's engine takes on disk."""
-    config, lane = model.config, lane_bytes(model)
-    if isinstance(config, ModelConfig):
-        lane = lane * config.memory // room(config.memory)
-    return lane + config.d_model * model.vocabulary.bias_V.element_size() + HEADER_BYTES
+    config, size = model.config, model.vocabulary.bias_V.element_size()
+    return (config.kept_of_a_state + config.kept_of_a_position * config.memory + config.d_model) * size + HEADER_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +49,7 @@ class Cost:
         config, lane, size = model.config, lane_bytes(model), model.vocabulary.bias_V.element_size()
         words = max(end - start for start, end in pairwise(config.cluster_edges))
         working = 2 * CHUNK * words * size
-        if not isinstance(config, ModelConfig):
-            return cls(lane=lane, engine=lane, working=working)
-        table = config.n_layer * config.n_head * config.d_head * (config.memory + CHUNK) * size
+        table = config.kept_of_a_position // 2 * (config.memory + CHUNK) * size
         scores = 6 * config.n_head * segment * (config.memory + segment) * size
         if not native.usable(model.vocabulary.bias_V):
             scores += 4 * config.n_head * CHUNK * (config.memory + CHUNK) * size

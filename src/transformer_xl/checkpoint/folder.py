@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_folder import RunFolder
-from transformer_xl.config import ModelConfig, RunConfig
+from transformer_xl.config import RunConfig
 from transformer_xl.config.fields import read
 from transformer_xl.data.text.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
@@ -243,10 +243,8 @@ def _check_counts(path: Path, names: list[str], config: RunConfig) -> None:
 
 def _check_size(file: TensorFile, config: RunConfig) -> None:
     """Also before building: thousands of layers are named in a small file, but not filled."""
-    model, of_layer = config.model, 1
-    if isinstance(model, ModelConfig):
-        of_layer = model.d_model * (4 * model.n_head * model.d_head + 2 * model.d_inner)
-    least = model.n_layer * of_layer
+    model = config.model
+    least = model.n_layer * model.numbers_of_a_layer
     found = sum(prod(kind.shape) for kind in file.kinds.values())
     if found < least:
         raise CheckpointError(

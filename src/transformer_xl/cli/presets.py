@@ -11,7 +11,6 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from transformer_xl.config import ModelConfig, RecurrentConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.presets import PRESETS, Preset
 
@@ -59,7 +58,7 @@ def show_memory(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--devices: {devices} is too few; give 1 or more")
     found = {}
     for preset in PRESETS:
-        if isinstance(preset.run.model, ModelConfig):
+        if not preset.run.model.recurrent:
             found[preset.name] = {
                 f"{parallel}{' recomputing' if recompute else ''}": footprint(
                     preset.run, devices=devices, parallel=parallel, recompute=recompute, kernels=kernels
@@ -138,8 +137,8 @@ def print_table(counts: dict[str, int]) -> None:
             preset.name,
             str(model.n_layer),
             str(model.d_model),
-            model.cell if isinstance(model, RecurrentConfig) else f"{model.n_head}x{model.d_head}",
-            str(model.d_hidden if isinstance(model, RecurrentConfig) else model.d_inner),
+            model.in_words.heads,
+            model.in_words.inner,
             f"{counts[preset.name]:,}",
             f"{training.segment}/{model.memory}",
             f"{evaluation.segment}/{evaluation.memory}/{evaluation.clamp_len or '-'}",

@@ -5,11 +5,11 @@ Transformer-XL checkpoint or configuration knows those.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 from transformer_xl.config.fields import MOST_PARTS, at_most, fraction, not_negative, one_of, positive
-from transformer_xl.config.vocabulary import VocabularyConfig
+from transformer_xl.config.vocabulary import InWords, VocabularyConfig
 from transformer_xl.errors import ConfigError, suggest
 
 Encoding = Literal["relative", "shaw", "shaw_biased", "absolute", "per_layer"]
@@ -22,6 +22,7 @@ DROPOUT_SITES = ("embedding", "position", "attention", "attention_output", "inne
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(VocabularyConfig):
     recurrent: ClassVar[bool] = False
+    kept_of_a_state: ClassVar[int] = 0
 
     n_layer: int = 12
     """Layers N."""
@@ -81,6 +82,30 @@ class ModelConfig(VocabularyConfig):
     def embedding_scale(self) -> float:
         """sqrt(d_model), as published."""
         return math.sqrt(self.d_model)
+
+    def with_lengths(self, *, memory: int, clamp_len: int, same_length: bool) -> "ModelConfig":
+        return replace(self, memory=memory, clamp_len=clamp_len, same_length=same_length)
+
+    @property
+    def kept_of_a_position(self) -> int:
+        """Numbers that a reader keeps of each position it remembers: a key and a value in every layer."""
+        return 2 * self.n_layer * self.n_head * self.d_head
+
+    @property
+    def numbers_of_a_layer(self) -> int:
+        """At least so many weights, in its matrices."""
+        return self.d_model * (4 * self.n_head * self.d_head + 2 * self.d_inner)
+
+    @property
+    def in_words(self) -> InWords:
+        heads = f"{self.n_head} heads of {self.d_head}, inner {self.d_inner}"
+        return InWords(
+            kind="Transformer-XL",
+            heads=f"{self.n_head}x{self.d_head}",
+            inner=str(self.d_inner),
+            shape=f"{self.n_layer} layers, {self.d_model} wide, {heads}",
+            memory=str(self.memory),
+        )
 
     @property
     def remembers(self) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from transformer_xl.config.fields import MOST_PARTS, at_most, fraction, one_of, positive
-from transformer_xl.config.vocabulary import VocabularyConfig
+from transformer_xl.config.vocabulary import InWords, VocabularyConfig
 from transformer_xl.errors import ConfigError
 
 
@@ -15,6 +15,11 @@ class RecurrentConfig(VocabularyConfig):
     memory: ClassVar[int] = 0
     clamp_len: ClassVar[int] = 0
     same_length: ClassVar[bool] = False
+    initial_memory: ClassVar[str] = "empty"
+    n_head: ClassVar[int] = 0
+    encoding: ClassVar[None] = None
+    kept_of_a_position: ClassVar[int] = 0
+    numbers_of_a_layer: ClassVar[int] = 1
 
     cell: Literal["lstm", "qrnn"]
     """A recurrent model of this kind, instead of a Transformer-XL."""
@@ -33,6 +38,21 @@ class RecurrentConfig(VocabularyConfig):
     output_dropout: float | None = None
     weight_dropout: float = 0.0
     """On the weights themselves, drawn once per segment: lstm from hidden to hidden, qrnn from input to gates."""
+
+    def with_lengths(self, *, memory: int, clamp_len: int, same_length: bool) -> "RecurrentConfig":
+        """A state has none; who asks for some is refused where a model is given them."""
+        return self
+
+    @property
+    def kept_of_a_state(self) -> int:
+        """Numbers that a reader keeps of a text, however long it is, at most."""
+        return sum(4 * width for _, width in self.widths())
+
+    @property
+    def in_words(self) -> InWords:
+        widths = f"{self.n_layer} layers of {self.cell}, {self.d_hidden} wide, in and out {self.d_model}"
+        kind = f"recurrent ({self.cell})"
+        return InWords(kind=kind, heads=self.cell, inner=str(self.d_hidden), shape=widths, memory="a state")
 
     def dropout_rate(self, site: str) -> float:
         own: float | None = getattr(self, f"{site}_dropout")

@@ -8,6 +8,18 @@ from transformer_xl.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
+class InWords:
+    """A model's shape, for people."""
+
+    kind: str
+    heads: str
+    inner: str
+    """How wide it is inside."""
+    shape: str
+    memory: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class VocabularyConfig:
     vocabulary: int
     """How many tokens there are."""

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.config import EvaluationConfig, RecurrentConfig
+from transformer_xl.config import EvaluationConfig
 from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, paper_evaluation
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
@@ -78,17 +78,15 @@ def make_rule(
         raise ConfigError(
             f"lanes: {shown(lanes)} for {tokens:,} tokens; take at least 1, and at most as many as there are tokens"
         )
-    if isinstance(model.config, RecurrentConfig):
-        lanes = lanes or (PAPER_LANES if name == "paper" else 1)
-        if name == "exact" and lanes > 1:
-            raise ConfigError(
-                f"lanes: {lanes}, where a recurrent state never forgets and the exact figure needs one; take 1, or the rule paper"
-            )
-    elif lanes is None:
-        config = replace(
-            model.config, memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length
+    if lanes is None:
+        config = model.config.with_lengths(
+            memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length
         )
         lanes = PAPER_LANES if name == "paper" else lanes_for(config, tokens=tokens, segment=lengths.segment)
+    if model.config.recurrent and name == "exact" and lanes > 1:
+        raise ConfigError(
+            f"lanes: {lanes}, where a recurrent state never forgets and the exact figure needs one; take 1, or the rule paper"
+        )
     check_fits(
         lanes * min(lengths.segment, tokens) * model.config.d_model,
         like=model.vocabulary.bias_V,
@@ -169,7 +167,7 @@ def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
     # Where every token sees as many keys the figure does not depend on how the text is cut: then it is cut as reading goes fastest.
     cut_freely = rule.same_length or rule.recurrent
     segment = max(rule.segment, chunk_of(rule.lanes)) if cut_freely else rule.segment
-    warm_up = 0 if isinstance(model.config, RecurrentConfig) else warm_up_tokens(model.config, segment=segment)
+    warm_up = warm_up_tokens(model.config, segment=segment)
     return EvaluationStream(
         split, lanes=rule.lanes, segment=segment, warm_up=warm_up, score_boundaries=rule.score_boundaries
     )

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import ModelConfig, RecurrentConfig
 from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.inference.weights import WeightKind
 
@@ -52,7 +52,7 @@ class Rule:
                 return f"sliding: a full window of {self.segment} tokens for each predicted token, no memory"
 
 
-def warm_up_tokens(model: ModelConfig, *, segment: int) -> int:
+def warm_up_tokens(model: ModelConfig | RecurrentConfig, *, segment: int) -> int:
     """How far back anything a token sees can reach: after as many tokens, a lane that started in the middle knows all that one long lane would.
 
     Each layer looks from the start of a segment M tokens back, into a segment that starts on a multiple of T.
@@ -60,8 +60,10 @@ def warm_up_tokens(model: ModelConfig, *, segment: int) -> int:
     return model.n_layer * math.ceil(model.memory / segment) * segment
 
 
-def lanes_for(model: ModelConfig, *, tokens: int, segment: int) -> int:
+def lanes_for(model: ModelConfig | RecurrentConfig, *, tokens: int, segment: int) -> int:
     """As many as fit without wasting time on warming up, or memory on what is kept; the figure does not depend on it."""
+    if model.recurrent:  # a state never forgets how it started
+        return 1
     warm_up = warm_up_tokens(model, segment=segment)
     in_time = WARM_UP_SHARE * tokens / warm_up if warm_up else tokens / segment
     in_memory = KEPT_BYTES / kept_bytes(model, lanes=1)

@@ -136,8 +136,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
     def _around(cls, checkpoint: Checkpoint, config: TransformerXLConfig | None) -> "TransformerXLForCausalLM":
         config = TransformerXLConfig.of(checkpoint.config) if config is None else config
         asked, inner = config.native, checkpoint.model
-        if isinstance(inner, TransformerXL):
-            inner.set_lengths(memory=asked.memory, clamp_len=asked.clamp_len, same_length=asked.same_length)
+        inner.set_lengths(memory=asked.memory, clamp_len=asked.clamp_len, same_length=asked.same_length)
         if inner.config != asked:
             raise CheckpointError(
                 f"{checkpoint.folder} holds another model than the configuration describes; only memory, clamp_len and same_length can be changed"

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import ModelConfig, RecurrentConfig
 from transformer_xl.errors import InputError, shown
 from transformer_xl.inference.reader import chunk_of
 from transformer_xl.model.memory import check_fits
@@ -25,9 +25,9 @@ def room(memory: int) -> int:
     return memory + max(ROOM, memory // 2)
 
 
-def kept_bytes(config: ModelConfig, *, lanes: int) -> int:
-    """What the keys and values of an engine take in float32."""
-    return lanes * config.n_layer * 2 * room(config.memory) * config.n_head * config.d_head * 4
+def kept_bytes(config: ModelConfig | RecurrentConfig, *, lanes: int) -> int:
+    """What a reader keeps of its texts takes in float32."""
+    return lanes * (config.kept_of_a_state + config.kept_of_a_position * room(config.memory)) * 4
 
 
 def table_numbers(config: ModelConfig, *, distances: int) -> int:

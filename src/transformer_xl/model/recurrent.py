@@ -6,6 +6,7 @@ qrnn   gates of all positions at once, then fo-pooling:  c_t = f_t c_{t-1} + (1 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,8 @@ class RecurrentState:
     layers: tuple[Tensor, ...]
     """One [B, P, X] for each layer: the hidden state and the cell of an lstm, the cell of a qrnn; then, with window 2, the last token's embedding."""
 
+    starts_full: ClassVar[bool] = False
+
     @property
     def lanes(self) -> int:
         return self.layers[0].shape[0]
@@ -39,8 +42,8 @@ class RecurrentState:
         index = torch.as_tensor(lanes, dtype=torch.int64)
         return RecurrentState(layers=tuple(part[index.to(part.device)] for part in self.layers))
 
-    def to(self, device: torch.device | str) -> "RecurrentState":
-        return RecurrentState(layers=tuple(part.to(device) for part in self.layers))
+    def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> "RecurrentState":
+        return RecurrentState(layers=tuple(part.to(device=device, dtype=dtype) for part in self.layers))
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"layer_{number}": part.contiguous() for number, part in enumerate(self.layers)}
@@ -85,6 +88,9 @@ class QrnnLayer(nn.Module):
 
 class Recurrent(nn.Module):
     memory_kind = RecurrentState
+    recompute = False
+    """Only Transformer-XL can; whoever asks for it here is refused by the configuration."""
+    auxiliary_classifiers = ()
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()

@@ -3,7 +3,6 @@
 import math
 
 from transformer_xl.checkpoint import RunFolder
-from transformer_xl.config import RecurrentConfig, RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.evaluation import UNIT_NAMES
 from transformer_xl.files import write_text
@@ -18,7 +17,8 @@ def write_card(run: RunFolder, *, session: Session, store: Store, command: str) 
         ("data", f"{manifest.name} ({manifest.rule})"),
         ("tokenizer", f"{manifest.tokenizer_kind}, {manifest.vocabulary_size:,} tokens"),
         ("parameters", f"{parameters:,}"),
-        *shape(session.config),
+        ("shape", model.in_words.shape),
+        ("memory / segment", f"{model.in_words.memory} / {training.segment}"),
         ("steps", f"{session.step:,} of {training.steps:,}, {session.tokens:,} tokens scored"),
         (
             "time in steps",
@@ -38,22 +38,9 @@ def write_card(run: RunFolder, *, session: Session, store: Store, command: str) 
                 f"{value:.4f} at step {last['step']:,} (exact rule, lengths of training)",
             )
         )
-    kind = f"A recurrent ({model.cell})" if isinstance(model, RecurrentConfig) else "A Transformer-XL"
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
     write_text(
         run.card,
-        f"# {run.path.name}\n\n{kind} language model.\n\n| | |\n|---|---|\n{rows}\n\nMade by:\n\n```bash\n{command}\n```\n\n"
+        f"# {run.path.name}\n\nA {model.in_words.kind} language model.\n\n| | |\n|---|---|\n{rows}\n\nMade by:\n\n```bash\n{command}\n```\n\n"
         f"![loss](figures/loss.png)\n\nUse it:\n\n```bash\ntxl evaluate {run.path}\ntxl generate {run.path} --tokens 500\n```\n",
     )
-
-
-def shape(config: RunConfig) -> list[tuple[str, str]]:
-    model, segment = config.model, config.training.segment
-    if isinstance(model, RecurrentConfig):
-        widths = f"{model.n_layer} layers of {model.cell}, {model.d_hidden} wide, in and out {model.d_model}"
-        return [("shape", widths), ("segment", f"{segment}, the state carried on")]
-    heads = f"{model.n_head} heads of {model.d_head}, inner {model.d_inner}"
-    return [
-        ("shape", f"{model.n_layer} layers, {model.d_model} wide, {heads}"),
-        ("memory / segment", f"{model.memory} / {segment}"),
-    ]

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import ConfigError, TransformerXLError
-from transformer_xl.model import AnyModel, Recurrent
+from transformer_xl.model import AnyModel
 from transformer_xl.progress import be_quiet
 
 Parallel = Literal["ddp", "fsdp"]
@@ -104,7 +104,7 @@ class Ranks:
 
     def _replicate(self, model: AnyModel, *, device: torch.device) -> nn.Module:
         # Al-Rfou's classifier of the token after next has nothing to do in a segment of one token.
-        unused = not isinstance(model, Recurrent) and bool(model.auxiliary_classifiers)
+        unused = bool(model.auxiliary_classifiers)
         wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
         # DDP lays out its buckets anew after its first backward pass, which changes the order in which three or more ranks are added. Done
         # here, with nothing to learn, so that the first step after resuming adds in the order of a step in the middle.

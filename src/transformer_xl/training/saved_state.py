@@ -234,7 +234,7 @@ def _memories(tensors: Mapping[str, Tensor], *, model: AnyModel, config: RunConf
             memory = model.memory_kind.from_tensors(part)
         except TransformerXLError as error:
             raise CheckpointError(f"{path}: memory.{number}: {error}") from None
-        if isinstance(memory, Memory) and memory.starts_full != _starts_full(model):
+        if memory.starts_full != _starts_full(model):
             raise CheckpointError(
                 f"{path}: memory.{number}.starts_full is {memory.starts_full}, and model.initial_memory says otherwise"
             )
@@ -243,7 +243,7 @@ def _memories(tensors: Mapping[str, Tensor], *, model: AnyModel, config: RunConf
 
 
 def _starts_full(model: AnyModel) -> bool:
-    return not isinstance(model, Recurrent) and model.config.initial_memory == "zeros"
+    return model.config.initial_memory == "zeros"
 
 
 def _check_optimiser(states: Mapping[str, Mapping[str, Tensor]], *, path: Path) -> None:

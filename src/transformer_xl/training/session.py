@@ -19,7 +19,7 @@ from transformer_xl.data.feeding.sentences import SentenceLanes
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError, TransformerXLError
 from transformer_xl.evaluation import Figures
-from transformer_xl.model import AnyMemory, AnyModel, Memory, TransformerXL, build_model, parameter_count
+from transformer_xl.model import AnyMemory, AnyModel, build_model, parameter_count
 from transformer_xl.model.memory import check_fits
 from transformer_xl.training.optimisation import Average, build_optimiser
 from transformer_xl.training.ranks import ALONE, Ranks
@@ -71,8 +71,7 @@ class Session:
         model = build_model(config.model).train()
         if ranks.parallel != "fsdp":  # which moves a layer at a time, for the whole may not fit
             model = model.to(device)
-        if isinstance(model, TransformerXL):
-            model.recompute = config.training.checkpoint_activations
+        model.recompute = config.training.checkpoint_activations
         wrapped = ranks.wrap(model, device=device)
         if not ranks.first:
             torch.manual_seed(ranks.seed(config.training.seed, step=0))
@@ -206,9 +205,8 @@ class Session:
 
     def _placed(self, memory: AnyMemory) -> AnyMemory:
         """A run that no longer computes in half precision takes over no memory in it."""
-        if isinstance(memory, Memory) and self.config.training.precision == "float32":
-            return memory.to(self.device, dtype=self.model.vocabulary.bias_V.dtype)
-        return memory.to(self.device)
+        whole = self.config.training.precision == "float32"
+        return memory.to(self.device, dtype=self.model.vocabulary.bias_V.dtype if whole else None)
 
 
 def _joined(memories: list[AnyMemory]) -> AnyMemory:

@@ -17,7 +17,7 @@ from transformer_xl.batching.orders import Order
 from transformer_xl.batching.scheduler import Counts, Scheduler, State, Task
 from transformer_xl.checkpoint import Checkpoint
 from transformer_xl.checkpoint.folder import CHECKSUMS
-from transformer_xl.config import EvaluationConfig, ModelConfig
+from transformer_xl.config import EvaluationConfig
 from transformer_xl.decoding import TextStream
 from transformer_xl.errors import CheckpointError
 from transformer_xl.inference import make_reader
@@ -94,7 +94,7 @@ class Served:
     def memory(self) -> int:
         """Tokens that it remembers; a recurrent model has a state instead."""
         config = self.model.config
-        return config.memory if isinstance(config, ModelConfig) else 0
+        return config.memory
 
     @property
     def remembers(self) -> bool:
@@ -122,16 +122,16 @@ class Served:
 
     def facts(self) -> dict[str, Any]:
         config = self.model.config
-        attends = isinstance(self.model, TransformerXL)
+        attends = not config.recurrent
         return {
             "layers": config.n_layer,
-            "heads": config.n_head if isinstance(config, ModelConfig) else 0,
+            "heads": config.n_head,
             "memory": self.memory,
             "segment": self.segment,
             "vocabulary": config.vocabulary,
             "unit": UNITS[self.tokenizer.kind],
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "encoding": config.encoding if isinstance(config, ModelConfig) else None,
+            "encoding": config.encoding,
             "recurrent": not attends,
             "attention": attends,
             "terms": self._terms(),
@@ -139,9 +139,9 @@ class Served:
 
     def _terms(self) -> list[str]:
         config = self.model.config
-        if not isinstance(config, ModelConfig):
+        if config.recurrent:
             return []
-        absent = {"relative": "", "shaw_biased": "", "shaw": "cd"}.get(config.encoding, "bcd")
+        absent = {"relative": "", "shaw_biased": "", "shaw": "cd"}.get(config.encoding or "", "bcd")
         return [term for term in TERMS if term not in absent]
 
     # --- attention
@@ -158,7 +158,6 @@ class Served:
     ) -> Generator[int, None, dict[str, Any]]:
         """What one head looks at from one token, as the analysis tells it. Layers and heads count from 0."""
         config = self.model.config
-        assert isinstance(config, ModelConfig)
         lengths = EvaluationConfig(segment=self.segment, memory=config.memory, clamp_len=config.clamp_len)
         maps = yield from attention_pieces(
             self._twin, np.array(tokens), lengths=lengths, heads=[(layer, head)], positions=[position]

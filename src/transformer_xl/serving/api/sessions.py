@@ -80,7 +80,6 @@ class Sessions:
     def open(self, served: Served) -> Session:
         if not served.remembers:
             raise Refusal(409, "this model has no memory, so a session could not go on; use /v1/completions")
-        assert isinstance(served.blank, Reader)
         return self.add(Session(served=served, reader=served.blank, text=served.text_stream()))
 
     def fork(self, id: str) -> Session:
