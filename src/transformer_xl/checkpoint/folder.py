@@ -241,14 +241,18 @@ def _check_counts(path: Path, names: list[str], config: RunConfig) -> None:
             raise CheckpointError(f"{path} has {found} {what} where config.json says {wanted} (model.{field_name})")
 
 
+SHAPING = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "d_hidden")
+
+
 def _check_size(file: TensorFile, config: RunConfig) -> None:
     """Also before building: thousands of layers are named in a small file, but not filled."""
     model = config.model
     least = model.n_layer * model.numbers_of_a_layer
     found = sum(prod(kind.shape) for kind in file.kinds.values())
     if found < least:
+        sizes = ", ".join(f"{name} {value:,}" for name, value in vars(model).items() if name in SHAPING)
         raise CheckpointError(
-            f"{file.path} holds {found:,} numbers where the {model.n_layer:,} layers of config.json have {least:,} or more; it is another model's"
+            f"{file.path} holds {found:,} numbers where the layers of config.json ({sizes}) have {least:,} or more; it is another model's"
         )
 
 
