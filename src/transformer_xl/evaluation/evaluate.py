@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.config import EvaluationConfig, RecurrentConfig
-from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, paper_evaluation
+from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, PaperEvaluation
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
@@ -165,7 +165,7 @@ def using_lengths(model: AnyModel, rule: Rule) -> Iterator[None]:
 
 def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
     if rule.name == "paper":
-        return paper_evaluation(split, lanes=rule.lanes, segment=rule.segment, score_boundaries=rule.score_boundaries)
+        return PaperEvaluation(split, lanes=rule.lanes, segment=rule.segment, score_boundaries=rule.score_boundaries)
     # Where every token sees as many keys the figure does not depend on how the text is cut: then it is cut as reading goes fastest.
     cut_freely = rule.same_length or rule.recurrent
     segment = max(rule.segment, chunk_of(rule.lanes)) if cut_freely else rule.segment
