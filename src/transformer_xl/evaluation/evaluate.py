@@ -93,11 +93,11 @@ def make_rule(
         lanes * min(lengths.segment, tokens) * model.config.d_model,
         like=model.vocabulary.bias_V,
         what=f"reading segments of {lengths.segment:,} tokens in {lanes:,} lanes",
-        way_out="take a smaller --segment, or fewer --lanes",
+        way_out="take a smaller `segment=`, or fewer `lanes=`",
     )
     if name == "sliding" and lengths.memory:
         raise ConfigError(
-            f"evaluation.memory: {lengths.memory} with sliding windows, which keep none; set it to 0 (--memory 0)"
+            f"evaluation.memory: {lengths.memory} with sliding windows, which keep none; set it to 0 (`memory=0`)"
         )
     if weights == "int8" and not lengths.memory:
         raise ConfigError("weights: 'int8' with memory 0; rounded weights are for reading with memory, take 'exact'")

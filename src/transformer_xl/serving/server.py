@@ -81,7 +81,7 @@ def make_server(
 ) -> Server:
     if not is_loopback(host) and not key:
         raise InputError(
-            f"--host: {host} is open to other machines, and there is no key; give one with --api-key-file or TXL_API_KEY, or take 127.0.0.1"
+            f"`host=`: {host} is open to other machines, and there is no key; give one with `api_key_file=` or TXL_API_KEY, or take 127.0.0.1"
         )
     app = make_app(models, limits=limits, sessions=sessions, host=host, allowed=allowed, key=key)
     config = uvicorn.Config(
@@ -135,7 +135,7 @@ def serve(server: Server, *, ready: Callable[[str], None]) -> bool:
     except OSError as error:
         listening.close()
         raise InputError(
-            f"--port: {server.config.port} on {host} cannot be opened ({error.strerror}); take another"
+            f"`port=`: {server.config.port} on {host} cannot be opened ({error.strerror}); take another"
         ) from None
     listening.listen(BACKLOG)
     shown = f"[{host}]" if ":" in host else host
