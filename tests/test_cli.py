@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from transformer_xl.cli import demo, main
+from transformer_xl.cli import demo, in_flags, main
 
 
 def test_help_never_loads_torch():
@@ -48,3 +48,11 @@ def test_wrong_options_are_one_sentence(capsys):
     assert capsys.readouterr().err == "txl: no option --quantum; see: txl presets --help\n"
     assert main(["presets", "more"]) == 2
     assert capsys.readouterr().err == "txl: more is one word too many; see: txl presets --help\n"
+
+
+def test_arguments_are_said_as_they_are_typed(tmp_path, capsys):
+    assert in_flags("`seeds=`: 0 is too few; give `split_by=share`") == "--seeds: 0 is too few; give --split-by share"
+    (tmp_path / "text").write_text("some text")
+    words = ["prepare", str(tmp_path / "text"), "--tokenizer", "word", "--vocab-size", "2"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == "txl: --vocab-size 2 leaves no word beside <eos> and <unk>\n"

@@ -1,9 +1,15 @@
-"""The rooms import downwards: DESIGN's floors, held by walking every import in the source."""
+"""The rooms import downwards, and only the highest speaks of flags: DESIGN's floors, held by walking the source."""
 
+import argparse
 import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 
 import transformer_xl
+from transformer_xl.cli import COMMANDS, in_flags
 
 SOURCE = Path(transformer_xl.__file__).parent
 FLOORS = [
@@ -122,3 +128,65 @@ def test_the_walk_sees_an_import_through_a_wall(tmp_path, monkeypatch):
 def test_the_walk_sees_an_upward_import(tmp_path, monkeypatch):
     write(tmp_path, "model/wrong.py", "def f():\n    from transformer_xl.training import loop\n", monkeypatch)
     assert upward_imports() == ["model/wrong.py:2 model -> training", "model/wrong.py:2 model -> training"]
+
+
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+ARGUMENT = re.compile(r"`\w+=[^`]*`")
+COMMAND = re.compile(r"\b(txl|torchrun|start it with|start the server with) [^,;)]*")
+"""Whole commands, where the command line is the only way out; a server is started by nothing else."""
+WITH_FLAGS = {
+    "analysis/attention_page.py": "properties of CSS",
+    "studies/ablation.py": "ends of commands that made a table",
+}
+
+
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Every string that is no docstring; what an f-string fills in is left open."""
+    tree = ast.parse(path.read_text())
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            told |= {id(value) for value in node.values}
+            yield (
+                node.lineno,
+                "".join(value.value if isinstance(value, ast.Constant) else "{}" for value in node.values),
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.lineno, node.value
+
+
+def below_the_command_line() -> Iterator[tuple[str, str]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = path.relative_to(SOURCE).as_posix()
+        if room_of(path) != "cli" and place not in WITH_FLAGS:
+            yield from ((f"{place}:{line}", text) for line, text in strings(path))
+
+
+def flags_below_the_command_line() -> list[str]:
+    # A string that is a flag and nothing else is an argument for another process.
+    return [
+        place
+        for place, text in below_the_command_line()
+        if FLAG.search(COMMAND.sub("", text)) and not re.fullmatch(r"--[a-z-]+", text)
+    ]
+
+
+def test_only_the_command_line_speaks_of_flags():
+    assert flags_below_the_command_line() == []
+
+
+def test_the_walk_sees_a_flag(tmp_path, monkeypatch):
+    told, child = "'''Not --this.'''\n", "child = ['--port']\n"
+    wrong = "way = f'{1}; give --data {2}'\nout = 'make it: txl prepare --out X; or --source'\n"
+    write(tmp_path, "data/wrong.py", told + child + wrong, monkeypatch)
+    assert flags_below_the_command_line() == ["data/wrong.py:3", "data/wrong.py:4"]
+
+
+def test_arguments_in_sentences_are_options_of_a_command():
+    parser = argparse.ArgumentParser(conflict_handler="resolve")
+    for name in COMMANDS:
+        import_module(f"transformer_xl.cli.{name}{'_' if iskeyword(name) else ''}").configure(parser)
+    named = [said for _, text in below_the_command_line() for said in ARGUMENT.findall(text)]
+    assert named
+    for said in named:
+        assert in_flags(said).split()[0] in parser._option_string_actions, said

@@ -1,4 +1,7 @@
-"""The errors a user can cause. Each is one sentence naming the thing, the value and the way out; `txl` prints it and exits with 2."""
+"""The errors a user can cause. Each is one sentence naming the thing, the value and the way out; `txl` prints it and exits with 2.
+
+An argument is named as a program gives it, in backquotes, `data=` or `memory=0`: `txl` prints --data and --memory 0 instead.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

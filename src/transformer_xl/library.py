@@ -78,12 +78,12 @@ class Loaded:
         """The data it was trained on, or other data made with the same tokenizer."""
         if not data and not self.checkpoint.about.data:
             raise DataError(
-                "this model came from elsewhere, and no data came with it; give some made with its tokenizer, with --data"
+                "this model came from elsewhere, and no data came with it; give some made with its tokenizer, with `data=`"
             )
         path = Path(data) if data else path_from_text(self.checkpoint.about.data)
         if data is None and not path.exists():
             raise DataError(
-                f"the data this model was trained on is no longer at {path}; give its new place with --data"
+                f"the data this model was trained on is no longer at {path}; give its new place with `data=`"
             )
         store = open_store(path)
         if not same_tokenizer(self.checkpoint.folder, store.folder):

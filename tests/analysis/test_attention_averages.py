@@ -272,7 +272,7 @@ def test_what_cannot_be_looked_at_is_one_sentence():
     tokens, lengths = text(model), lengths_of(model)
     with pytest.raises(InputError, match=r"a text of 1 tokens has nothing to look back at"):
         average_attention(model, tokens[:1], lengths=lengths)
-    with pytest.raises(InputError, match=r"has 5 tokens, and a memory of 6 is full only from token 6 on.*--memory 4"):
+    with pytest.raises(InputError, match=r"has 5 tokens, and a memory of 6 is full only from token 6 on.*`memory=4`"):
         average_attention(model, tokens[:5], lengths=lengths)
     with pytest.raises(InputError, match=r"fewer than one segment of 4"):
         average_attention(build(memory=0), tokens[:3], lengths=EvaluationConfig(segment=4))

@@ -160,5 +160,5 @@ def test_data_that_moved_is_asked_for(copied):
     about = json.loads((folder / "about.json").read_text())
     loaded = txl.load(copied)
     object.__setattr__(loaded.checkpoint.about, "data", about["data"] + "-gone")
-    with pytest.raises(DataError, match="give its new place with --data"):
+    with pytest.raises(DataError, match="give its new place with `data=`"):
         loaded.store()

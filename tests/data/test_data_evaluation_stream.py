@@ -9,7 +9,7 @@ from data_helpers import patient, sentence_split, write_split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, paper_evaluation
+from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, PaperEvaluation
 from transformer_xl.errors import DataError, InputError
 
 
@@ -78,7 +78,7 @@ def test_sentence_boundaries_are_scored_only_when_asked(make, lengths, lanes):
 @given(size=st.integers(20, 200), segment=st.integers(1, 20))
 def test_the_paper_drops_the_remainder_and_starts_cold(make, size, segment):
     split = make(np.arange(size) % 251)
-    evaluation = paper_evaluation(split, segment=segment)
+    evaluation = PaperEvaluation(split, segment=segment)
     segments = list(evaluation)
     assert len(segments) == len(evaluation)
     assert segments[0].tokens.shape[0] == 10
@@ -92,6 +92,6 @@ def test_what_cannot_be_read_is_refused(make):
     with pytest.raises(DataError, match="nothing to predict"):
         EvaluationStream(make([1]), lanes=1, segment=1, warm_up=0)
     with pytest.raises(DataError, match="too few for 10 lanes"):
-        paper_evaluation(make(range(10)), segment=4)
+        PaperEvaluation(make(range(10)), segment=4)
     with pytest.raises(InputError, match="warm_up is -1"):
         EvaluationStream(make(range(9)), lanes=1, segment=1, warm_up=-1)

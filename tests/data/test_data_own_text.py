@@ -112,7 +112,7 @@ def test_splits_given(tmp_path):
     settings = OwnText(tokenizer="word")
     store = prepare_given_splits(given_paths, out=tmp_path / "store", settings=settings)
     assert texts(store) == ["train text\n", "<unk> text\n", "<unk> text\n"]
-    with pytest.raises(DataError, match="--train"):
+    with pytest.raises(DataError, match="need a `train=`"):
         prepare_given_splits({"valid": [tmp_path / "valid"]}, out=tmp_path / "other", settings=settings)
 
 
@@ -184,16 +184,16 @@ def test_the_command_takes_all_of_it(txl, story, tmp_path):
     ("options", "named"),
     [
         ({"tokenizer": "words"}, "did you mean word"),
-        ({"vocabulary_size": 10}, "--vocab-size"),
+        ({"vocabulary_size": 10}, "`vocabulary_size=`"),
         ({"tokenizer": "bpe", "vocabulary_size": 10}, "too small for bpe"),
-        ({"tokenizer": "word", "vocabulary_size": 2}, "--vocab-size 2"),
-        ({"min_count": 2}, "--min-count 2"),
-        ({"tokenizer": "word", "min_count": 0}, "--min-count 0"),
-        ({"lower": True}, "--lower"),
-        ({"shares": (0.5, 0.4)}, "--split 0.5,0.4"),
-        ({"shares": (1.5, -0.5)}, "--split"),
-        ({"documents": "separator"}, "--separator"),
-        ({"documents": "file", "separator": "x"}, "--separator"),
+        ({"tokenizer": "word", "vocabulary_size": 2}, "`vocabulary_size=2`"),
+        ({"min_count": 2}, "`min_count=2`"),
+        ({"tokenizer": "word", "min_count": 0}, "`min_count=0`"),
+        ({"lower": True}, "`lower=`"),
+        ({"shares": (0.5, 0.4)}, "`shares=0.5,0.4`"),
+        ({"shares": (1.5, -0.5)}, "`shares="),
+        ({"documents": "separator"}, "`separator="),
+        ({"documents": "file", "separator": "x"}, "`separator="),
         ({"documents": "separator", "separator": " "}, "not blank"),
     ],
 )

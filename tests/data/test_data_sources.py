@@ -313,7 +313,7 @@ def test_without_a_network_the_file_and_the_list_of_places_are_named(serve, txl,
 def test_a_vocabulary_that_cannot_be_downloaded_is_named(serve, monkeypatch):
     _, address = serve(b"")
     recipe = replace(recipes.LM1B, vocabulary_places=(Place(address=address.replace("file.bin", "missing")),))
-    with pytest.raises(DataError, match=r"HTTP 404.*bring 1b_word_vocab.txt with --vocab FILE"):
+    with pytest.raises(DataError, match=r"HTTP 404.*bring 1b_word_vocab.txt with `vocabulary_file=FILE`"):
         download_any(recipe, vocabulary=True)
 
 

@@ -180,7 +180,7 @@ def test_a_memory_larger_than_the_machine_is_refused_where_it_would_be_made(tmp_
     loaded = load(tmp_path / "run")
     for use in (loaded.engine, lambda: loaded.model.start_memory(1), lambda: make_reader(loaded.model)):
         with pytest.raises(
-            InputError, match=r"a memory of 2147483646 positions for 1 lanes takes .* give a smaller --memory"
+            InputError, match=r"a memory of 2147483646 positions for 1 lanes takes .* give a smaller `memory=`"
         ):
             use()
     assert load(tmp_path / "run", memory=4).engine().memory == 4

@@ -218,7 +218,7 @@ def test_recurrent_models_train_on_two_ranks(byte_store, tmp_path):
     assert answer.returncode == 0, answer.stderr
     train(config, store=byte_store, folder=tmp_path / "one")
     assert_close(tmp_path / "two", tmp_path / "one")
-    with pytest.raises(ConfigError, match="train a recurrent model with --parallel ddp"):
+    with pytest.raises(ConfigError, match="train a recurrent model with `parallel=ddp`"):
         Ranks(count=2, parallel="fsdp").check(config)
 
 

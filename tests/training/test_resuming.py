@@ -113,7 +113,7 @@ def test_each_logged_step_stands_once_after_resuming(byte_store, tmp_path, monke
 
 def test_another_configuration_is_another_run(byte_store, trained_run):
     changed = replace(SMALL, model=replace(SMALL.model, dropout=0.5))
-    with pytest.raises(CheckpointError, match=r"model.dropout 0.0 -> 0.5\); choose another --run"):
+    with pytest.raises(CheckpointError, match=r"model.dropout 0.0 -> 0.5\); choose another `run=`"):
         train(changed, store=byte_store, folder=trained_run)
 
 
@@ -159,7 +159,7 @@ def test_resuming_on_other_text_of_the_same_length_is_refused(byte_store, tmp_pa
     assert len(other.split("train")) == len(byte_store.split("train"))
     a_few_steps(byte_store, tmp_path / "run", 2)
     with pytest.raises(
-        CheckpointError, match=r"other holds other text than .*; give the --data it began with, or train"
+        CheckpointError, match=r"other holds other text than .*; give the `data=` it began with, or train"
     ):
         a_few_steps(other, tmp_path / "run", 3)
     assert RunFolder(tmp_path / "run").steps() == [2]

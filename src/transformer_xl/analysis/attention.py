@@ -324,6 +324,6 @@ def _too_short(tokens: int, span: int, rule: Rule) -> str:
     if rule.memory:
         return (
             f"the text has {tokens:,} tokens, and a memory of {rule.memory:,} is full only from token {span:,} on, so there is nothing to average;"
-            f" give a longer text, or --memory {tokens - 1}"
+            f" give a longer text, or `memory={tokens - 1}`"
         )
     return f"the text has {tokens:,} tokens, fewer than one segment of {span:,}, so there is nothing to average; give a longer text"

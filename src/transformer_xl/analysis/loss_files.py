@@ -45,7 +45,7 @@ def read_losses(path: Path) -> tuple[dict[int, NDArray[Any]], dict[str, Any]]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist; {WAY_OUT}") from None
     except IsADirectoryError:
-        raise DataError(f"{path} is a folder; {WAY_OUT}, and name runs before --losses") from None
+        raise DataError(f"{path} is a folder; {WAY_OUT}, and name runs before `losses=`") from None
     except UNREADABLE as error:
         # numpy tells people how to load what it refuses, which nobody should do.
         reason = "it is damaged, or holds Python objects" if "pickle" in str(error) else str(error)

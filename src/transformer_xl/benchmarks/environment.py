@@ -39,7 +39,7 @@ def _make(folder: Path) -> None:
         from fcntl import LOCK_EX, flock
     except ImportError:
         raise BenchmarkError(
-            "--against: the other implementation is installed for Linux and macOS only; leave it out"
+            "`against=`: the other implementation is installed for Linux and macOS only; leave it out"
         ) from None
 
     packages = [f"torch=={_torch()}", f"numpy=={version('numpy')}", f"transformers=={TRANSFORMERS}"]
@@ -74,5 +74,5 @@ def _install(python: Path, packages: list[str]) -> None:
             advance(1, note=last[:60])
     if pip.returncode:
         raise BenchmarkError(
-            f"transformers {TRANSFORMERS} could not be installed ({last}); check that pip reaches its index, or leave out --against"
+            f"transformers {TRANSFORMERS} could not be installed ({last}); check that pip reaches its index, or leave out `against=`"
         )

@@ -36,7 +36,7 @@ def shape(scale: Scale) -> ModelConfig:
 def follow(*, tokens: int, scale: Scale) -> list[Point]:
     """One engine generates a text of so many tokens; a point for each of up to two hundred equal parts."""
     if tokens < 2:
-        raise ConfigError(f"--tokens: a text of {tokens} tokens has no beginning and end to compare; take at least 2")
+        raise ConfigError(f"`tokens=`: a text of {tokens} tokens has no beginning and end to compare; take at least 2")
     config = shape(scale)
     workload = Workload(name="text length", kind="generation", config=config)
     text = random.Random(0).choices(range(config.vocabulary), k=config.memory)

@@ -79,7 +79,7 @@ class RunFolder:
             os.fsencode(self.path).decode("utf-8")
         except UnicodeDecodeError:
             raise CheckpointError(
-                f"{self.path} is no UTF-8, and what is saved under such a name could not be read again; choose another --run"
+                f"{self.path} is no UTF-8, and what is saved under such a name could not be read again; choose another `run=`"
             ) from None
 
     def _refuse_links(self, paths: Iterable[Path]) -> None:

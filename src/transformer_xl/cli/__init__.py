@@ -7,6 +7,7 @@ import argparse
 import codecs
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -33,6 +34,9 @@ COMMANDS = {
     "bench": "how fast, beside other implementations and the machine's limits",
     "study": "the tables of the paper: trains, evaluates, writes our figures beside its own",
 }
+
+TYPED_AS = {"vocabulary_file": "vocab", "vocabulary_size": "vocab-size", "shares": "split"}
+"""Arguments that are typed under another name than programs give them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"txl: {error}", file=sys.stderr)
         return 2
     except TransformerXLError as error:
-        print(f"txl: {error}", file=sys.stderr)
+        print(f"txl: {in_flags(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader of our output left (`txl presets | head`): nothing is wrong, and nothing more can be said.
@@ -94,6 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("txl: stopped", file=sys.stderr)
         return 130
+
+
+def in_flags(sentence: str) -> str:
+    """Arguments as they are typed: --data for `data=`, --memory 0 for `memory=0`."""
+    flag = {name: name.replace("_", "-") for name in re.findall(r"`(\w+)=", sentence)} | TYPED_AS
+    return re.sub(r"`(\w+)=([^`]*)`", lambda said: f"--{flag[said[1]]} {said[2]}".rstrip(), sentence)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -89,7 +89,7 @@ def _prepare(arguments: argparse.Namespace) -> Store:
             newlines=arguments.newlines or "keep",
             splits=arguments.splits.split(",") if arguments.splits else None,
             train=[Path(path) for path in arguments.train or ()],
-            vocabulary=arguments.vocab,
+            vocabulary_file=arguments.vocab,
         )
     settings = _settings(arguments)
     splits = {split: getattr(arguments, split) for split in ("train", "valid", "test") if getattr(arguments, split)}

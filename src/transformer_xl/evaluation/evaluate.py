@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.config import EvaluationConfig
-from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, paper_evaluation
+from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, PaperEvaluation
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
@@ -91,11 +91,11 @@ def make_rule(
         lanes * min(lengths.segment, tokens) * model.config.d_model,
         like=model.vocabulary.bias_V,
         what=f"reading segments of {lengths.segment:,} tokens in {lanes:,} lanes",
-        way_out="take a smaller --segment, or fewer --lanes",
+        way_out="take a smaller `segment=`, or fewer `lanes=`",
     )
     if name == "sliding" and lengths.memory:
         raise ConfigError(
-            f"evaluation.memory: {lengths.memory} with sliding windows, which keep none; set it to 0 (--memory 0)"
+            f"evaluation.memory: {lengths.memory} with sliding windows, which keep none; set it to 0 (`memory=0`)"
         )
     if weights == "int8" and not lengths.memory:
         raise ConfigError("weights: 'int8' with memory 0; rounded weights are for reading with memory, take 'exact'")
@@ -163,7 +163,7 @@ def using_lengths(model: AnyModel, rule: Rule) -> Iterator[None]:
 
 def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
     if rule.name == "paper":
-        return paper_evaluation(split, lanes=rule.lanes, segment=rule.segment, score_boundaries=rule.score_boundaries)
+        return PaperEvaluation(split, lanes=rule.lanes, segment=rule.segment, score_boundaries=rule.score_boundaries)
     # Where every token sees as many keys the figure does not depend on how the text is cut: then it is cut as reading goes fastest.
     cut_freely = rule.same_length or rule.recurrent
     segment = max(rule.segment, chunk_of(rule.lanes)) if cut_freely else rule.segment

@@ -108,7 +108,7 @@ def _transformer(checkpoint: Checkpoint, whose: str) -> TransformerXL:
     if not isinstance(checkpoint.model, TransformerXL):
         cell = checkpoint.model.config.cell
         raise CheckpointError(
-            f"model.cell: a recurrent model ({cell}) has no counterpart in {whose}; export it --to safetensors"
+            f"model.cell: a recurrent model ({cell}) has no counterpart in {whose}; export it `to=safetensors`"
         )
     return checkpoint.model
 

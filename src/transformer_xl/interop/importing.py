@@ -79,7 +79,7 @@ def _vocabulary(source: Source, read: Read, *, asked: Path | None, scratch: Path
         return numbers_only(size), None
     if chosen.tokenizer.size != size:
         raise ImportRefused(
-            f"{where}: it has {chosen.tokenizer.size:,} symbols where the model has {size:,}; give the right one with --vocabulary"
+            f"{where}: it has {chosen.tokenizer.size:,} symbols where the model has {size:,}; give the right one with `vocabulary=`"
         )
     return chosen, file
 

@@ -17,7 +17,7 @@ from transformer_xl.tensor_files import reading, write_tensors
 
 
 def check_fits(
-    numbers: int, *, like: Tensor, what: str, way_out: str = "give a smaller --memory, or fewer lanes"
+    numbers: int, *, like: Tensor, what: str, way_out: str = "give a smaller `memory=`, or fewer lanes"
 ) -> None:
     """Refuses what is larger than the whole machine. A length may come with a file, where no tensor bounds it."""
     if like.device.type != "cpu" or not hasattr(os, "sysconf"):

@@ -35,14 +35,14 @@ def run_study(
     if name not in STUDIES:
         raise ConfigError(f"no study {name}{suggest(name, STUDIES)}")
     if seeds is not None and seeds < 1:
-        raise InputError(f"--seeds: {seeds} is too few; take at least 1")
+        raise InputError(f"`seeds=`: {seeds} is too few; take at least 1")
     if name in ONE_SEED and seeds not in (None, 1):
-        raise InputError(f"--seeds: {seeds} for {name}, which is no mean over models; leave it out")
+        raise InputError(f"`seeds=`: {seeds} for {name}, which is no mean over models; leave it out")
     if not can_draw():
         say("matplotlib is not installed: everything is written but the pictures; pip install 'transformer-xl[viz]'")
     chosen = seeds or scale.seeds.get(name, 1)
     setting = Setting(study=name, scale=scale, data=data, out=out, seeds=chosen, device=device)
     if data is not None and not data.is_dir():
-        raise InputError(f"--data: there is no folder {data}; make a store with: txl prepare NAME --out {data}")
+        raise InputError(f"`data=`: there is no folder {data}; make a store with: txl prepare NAME --out {data}")
     out.mkdir(parents=True, exist_ok=True)
     return write_report(STUDIES[name](setting), setting=setting)

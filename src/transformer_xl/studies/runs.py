@@ -59,7 +59,7 @@ class Setting:
         if self.data is None:
             raise DataError(
                 f"{self.study} at scale {self.scale.name} is trained on {base.corpus}; make it with: txl prepare {base.corpus} --out data/{base.corpus},"
-                f" then give --data data/{base.corpus}"
+                f" then give `data=data/{base.corpus}`"
             )
         store = open_store(self.data)
         for split in ("train", "test"):
@@ -124,7 +124,7 @@ def check_run(run: RunFolder, asked: Asked, *, store: Store) -> None:
         for name in sorted(then[part].keys() | now[part].keys())
         if then[part].get(name) != now[part].get(name)
     ]
-    way_out = "choose another --out, or remove that run"
+    way_out = "choose another `out=`, or remove that run"
     if changed:
         raise CheckpointError(f"{run.path} was made with another configuration ({', '.join(changed[:3])}); {way_out}")
     with suppress(FileNotFoundError, ValueError):

@@ -41,7 +41,7 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "unknown"
             raise CheckpointError(
-                f"{run.path} is being trained by process {owner}; wait for it, stop it, or choose another --run"
+                f"{run.path} is being trained by process {owner}; wait for it, stop it, or choose another `run=`"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -64,7 +64,7 @@ def refuse_strangers(run: RunFolder) -> None:
         read_config(run.config)
         return
     raise CheckpointError(
-        f"{run.path} holds no run, but a {there[0].name} of somebody's that training would replace; choose another --run, or an empty folder"
+        f"{run.path} holds no run, but a {there[0].name} of somebody's that training would replace; choose another `run=`, or an empty folder"
     )
 
 

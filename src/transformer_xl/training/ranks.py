@@ -79,7 +79,7 @@ class Ranks:
             )
         if self.parallel == "fsdp" and config.model.recurrent:
             raise ConfigError(
-                "--parallel fsdp shards the layers of a Transformer-XL; train a recurrent model with --parallel ddp"
+                "`parallel=fsdp` shards the layers of a Transformer-XL; train a recurrent model with `parallel=ddp`"
             )
 
     # --- the model
@@ -205,7 +205,7 @@ def joined(*, parallel: Parallel, device: str) -> Iterator[Ranks]:
         if device == "cuda":
             torch.cuda.set_device(ranks.device(device))
         elif device != "cpu":
-            raise ConfigError(f"--device {device} is one device, and each rank takes its own; give cpu or cuda")
+            raise ConfigError(f"`device=` {device} is one device, and each rank takes its own; give cpu or cuda")
         yield ranks
         ranks.highest(0)  # all leave together: torchrun stops the others once one has left with a signal's code
     except Exception as error:

@@ -77,7 +77,7 @@ def checkpoint_to_go_on_from(run: RunFolder, resume: str) -> Path | None:
         return newest_sound_checkpoint(run)
     if resume == "false":
         if run.steps():
-            raise CheckpointError(f"{run.path} already holds a run; go on with --resume auto, or choose another --run")
+            raise CheckpointError(f"{run.path} already holds a run; go on with `resume=auto`, or choose another `run=`")
         return None
     path = Path(resume)
     put_back(path)
@@ -98,7 +98,7 @@ def newest_sound_checkpoint(run: RunFolder) -> Path | None:
         except CheckpointError as error:
             say(f"passing over a checkpoint: {error}")
     if steps:
-        raise CheckpointError(f"no checkpoint of {run.path} is whole; restore one from a copy, or start another --run")
+        raise CheckpointError(f"no checkpoint of {run.path} is whole; restore one from a copy, or start another `run=`")
     return None
 
 
@@ -118,8 +118,8 @@ def check_same_data(state: TrainingState, store: Store, checkpoint: Path) -> Non
         say(f"{checkpoint} does not say which text it was trained on; going on with {store.folder}, unchecked")
     elif state.values["data"] != store.fingerprint():
         raise CheckpointError(
-            f"{store.folder} holds other text than {checkpoint / 'training.json'} says it was trained on; give the --data it began with, or train on this"
-            " text in another --run"
+            f"{store.folder} holds other text than {checkpoint / 'training.json'} says it was trained on; give the `data=` it began with, or train on this"
+            " text in another `run=`"
         )
 
 
@@ -139,7 +139,7 @@ def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path, *, free:
     ]
     if fixed:
         raise CheckpointError(
-            f"{checkpoint} was made with another configuration ({', '.join(fixed[:3])}); choose another --run"
+            f"{checkpoint} was made with another configuration ({', '.join(fixed[:3])}); choose another `run=`"
         )
     if changed:
         say(f"going on with changes: {', '.join(shown.values())}")

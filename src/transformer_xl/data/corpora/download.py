@@ -8,7 +8,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_xl.data.corpora.recipes import KnownFile, Place, Recipe
+from transformer_xl.data.corpora.recipes import Place, Recipe
 from transformer_xl.errors import DataError
 from transformer_xl.files import digest
 from transformer_xl.progress import progress
@@ -33,14 +33,11 @@ def download_any(recipe: Recipe, *, vocabulary: bool = False) -> Path:
             return download(place, into=cache_folder() / recipe.name)
         except DataError as error:
             reasons.append(str(error))
-    wanted = f"{recipe.vocabulary_file} with --vocab FILE" if vocabulary else " and ".join(map(wish, recipe.files))
-    with_option = "" if vocabulary else " with --source FILE_OR_FOLDER"
-    raise DataError(f"{'; '.join(reasons)}; bring {wanted}{with_option}; {LIST_OF_PLACES}")
-
-
-def wish(file: KnownFile) -> str:
-    checksum = f" (md5 {file.md5})" if file.md5 else ""
-    return f"{file.name}{checksum}"
+    files = " and ".join(f"{file.name} (md5 {file.md5})" if file.md5 else file.name for file in recipe.files)
+    wanted = f"{files} with `source=FILE_OR_FOLDER`"
+    if vocabulary:
+        wanted = f"{recipe.vocabulary_file} with `vocabulary_file=FILE`"
+    raise DataError(f"{'; '.join(reasons)}; bring {wanted}; {LIST_OF_PLACES}")
 
 
 def download(place: Place, *, into: Path) -> Path:

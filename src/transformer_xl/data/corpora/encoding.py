@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.corpora.pieces import (
-    DocumentRule,
-    Fallback,
-    Part,
-    Piece,
-    cut,
-    ordered_map,
-    total_bytes,
-    workers_for,
-)
+from transformer_xl.data.corpora.pieces import DocumentRule, Fallback, Part, Piece, cut, each_piece, total_bytes
 from transformer_xl.data.store import Encoded, SplitRecord, SplitWriter, sentence_mark, smallest_dtype
 from transformer_xl.data.text.tokenizers import (
     BETWEEN_SPACES,
@@ -42,12 +33,10 @@ def count_words(parts: Sequence[Part], *, rule: DocumentRule, lower: bool, line_
     """How often each word occurs, in order of first appearance; with `line_marks` every line's end counts as `<eos>`."""
     total: Counter[str] = Counter()
     fallback: Fallback = "word" if line_marks else "none"
-    with progress("counting words", total=total_bytes(parts), unit="bytes") as advance:
-        pieces = cut(parts, fallback=fallback, advance=advance)
-        counts = ordered_map(_count_piece, pieces, shared=(rule, lower, line_marks), workers=workers_for(parts))
-        with closing(counts):
-            for piece_counts in counts:
-                total.update(piece_counts)
+    shared = (rule, lower, line_marks)
+    with closing(each_piece(parts, _count_piece, shared, fallback=fallback, title="counting words")) as counts:
+        for piece_counts in counts:
+            total.update(piece_counts)
     return total
 
 
@@ -64,12 +53,10 @@ def _count_piece(shared: tuple[DocumentRule, bool, bool], piece: Piece) -> Count
 def collect_characters(parts: Sequence[Part], *, rule: DocumentRule, lower: bool) -> str:
     """Every character that occurs, in code point order."""
     found: NDArray[Any] = np.zeros(0, dtype=np.uint32)
-    with progress("collecting characters", total=total_bytes(parts), unit="bytes") as advance:
-        pieces = cut(parts, fallback="character", advance=advance)
-        sets = ordered_map(_piece_characters, pieces, shared=(rule, lower), workers=workers_for(parts))
-        with closing(sets):
-            for characters in sets:
-                found = np.union1d(found, characters)
+    sets = each_piece(parts, _piece_characters, (rule, lower), fallback="character", title="collecting characters")
+    with closing(sets):
+        for characters in sets:
+            found = np.union1d(found, characters)
     return "".join(map(chr, found.tolist()))
 
 
@@ -101,13 +88,12 @@ def _write_split(
     fallback: Fallback = "none" if sentences else "word" if tokenizer.kind in BETWEEN_SPACES else "character"
     with (
         SplitWriter(folder=folder, name=name, vocabulary=tokenizer.size, sentences=sentences) as writer,
-        progress(f"encoding {name}", total=total_bytes(parts), unit="bytes") as advance,
+        closing(
+            each_piece(parts, encode_piece, (tokenizer, rule), fallback=fallback, title=f"encoding {name}")
+        ) as encoded,
     ):
-        pieces = cut(parts, fallback=fallback, advance=advance)
-        encoded = ordered_map(encode_piece, pieces, shared=(tokenizer, rule), workers=workers_for(parts))
-        with closing(encoded):
-            for piece in encoded:
-                writer.append(piece)
+        for piece in encoded:
+            writer.append(piece)
         return writer.finish()
 
 

@@ -23,7 +23,7 @@ def prepare_known(
     newlines: Literal["keep", "drop"] = "keep",
     splits: Sequence[str] | None = None,
     train: Sequence[Path] = (),
-    vocabulary: Path | None = None,
+    vocabulary_file: Path | None = None,
 ) -> Store:
     """Makes the store of corpus `name` at `out`.
 
@@ -35,11 +35,11 @@ def prepare_known(
     recipe = RECIPES[name]
     wanted = _wanted_splits(recipe, splits)
     if newlines == "drop" and name != "enwik8":
-        raise DataError(f"--newlines drop is the paper's reading of enwik8; {name} has no such rule")
+        raise DataError(f"`newlines=drop` is the paper's reading of enwik8; {name} has no such rule")
     if train and name != "lm1b":
-        raise DataError(f"--train names the shards of lm1b; {name} has its own files, give them with --source")
-    if vocabulary is not None and recipe.vocabulary_file is None:
-        raise DataError(f"--vocab serves wikitext-103 and lm1b; the vocabulary of {name} is counted")
+        raise DataError(f"`train=` names the shards of lm1b; {name} has its own files, give them with `source=`")
+    if vocabulary_file is not None and recipe.vocabulary_file is None:
+        raise DataError(f"`vocabulary_file=` serves wikitext-103 and lm1b; the vocabulary of {name} is counted")
 
     def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
         with _files_of(recipe, source) as place:
@@ -47,8 +47,8 @@ def prepare_known(
                 manifest, tokenizer, counts = fill_symbols(recipe, place, folder, scratch, newlines, wanted)
             else:
                 files = find_files(recipe, place, scratch, wanted, train)
-                vocab = vocabulary if vocabulary is not None else own_vocabulary(recipe, source, wanted)
-                manifest, tokenizer, counts = fill_words(recipe, files, folder, vocab, by_hand=bool(train))
+                vocabulary = vocabulary_file or own_vocabulary(recipe, source, wanted)
+                manifest, tokenizer, counts = fill_words(recipe, files, folder, vocabulary, by_hand=bool(train))
             _check_counts(manifest, counts)
             return manifest, tokenizer
 
@@ -84,10 +84,10 @@ def _check_counts(manifest: Manifest, counts: Counts) -> None:
         if expected is not None and record.tokens != expected:
             raise DataError(
                 f"{manifest.name} {record.name} came out as {record.tokens:,} tokens where {expected:,} are known; "
-                f"its file is not the published one, bring that with --source"
+                f"its file is not the published one, bring that with `source=`"
             )
     if counts.vocabulary is not None and manifest.vocabulary_size != counts.vocabulary:
         raise DataError(
             f"the vocabulary of {manifest.name} came out as {manifest.vocabulary_size:,} where {counts.vocabulary:,} is known; "
-            f"a file is not the published one, bring that with --source or --vocab"
+            f"a file is not the published one, bring that with `source=` or `vocabulary_file=`"
         )

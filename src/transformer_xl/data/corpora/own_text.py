@@ -72,23 +72,26 @@ class OwnText:
     def __post_init__(self) -> None:
         if self.tokenizer not in get_args(Kind):
             raise DataError(f"no tokenizer {self.tokenizer}{suggest(self.tokenizer, get_args(Kind))}")
-        if self.vocabulary_size is not None and self.tokenizer not in ("word", "bpe"):
-            raise DataError(f"--vocab-size limits word and bpe; the {self.tokenizer} vocabulary is what the text holds")
-        if self.tokenizer == "bpe" and (self.vocabulary_size or DEFAULT_BYTE_PAIRS) < SMALLEST_BYTE_PAIRS:
-            raise DataError(f"--vocab-size {self.vocabulary_size} is too small for bpe, whose single bytes take 256")
-        if self.tokenizer == "word" and self.vocabulary_size is not None and self.vocabulary_size < 3:
-            raise DataError(f"--vocab-size {self.vocabulary_size} leaves no word beside {END_OF_LINE} and {UNKNOWN}")
+        size = self.vocabulary_size
+        if size is not None and self.tokenizer not in ("word", "bpe"):
+            raise DataError(
+                f"`vocabulary_size=` limits word and bpe; the {self.tokenizer} vocabulary is what the text holds"
+            )
+        if self.tokenizer == "bpe" and (size or DEFAULT_BYTE_PAIRS) < SMALLEST_BYTE_PAIRS:
+            raise DataError(f"`vocabulary_size={size}` is too small for bpe, whose single bytes take 256")
+        if self.tokenizer == "word" and size is not None and size < 3:
+            raise DataError(f"`vocabulary_size={size}` leaves no word beside {END_OF_LINE} and {UNKNOWN}")
         if self.min_count is not None and (self.tokenizer != "word" or self.min_count < 1):
-            raise DataError(f"--min-count {self.min_count} is for --tokenizer word, and at least 1")
+            raise DataError(f"`min_count={self.min_count}` is for `tokenizer=word`, and at least 1")
         if self.lower and self.tokenizer == "byte":
-            raise DataError("--lower needs characters; the byte tokenizer knows none, use char, word or bpe")
+            raise DataError("`lower=` needs characters; the byte tokenizer knows none, use char, word or bpe")
         shares = self.shares
         if not 1 <= len(shares) <= 3 or any(not 0 < share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
-            raise DataError(f"--split {','.join(map(str, shares))} must be one to three positive shares that make 1")
+            raise DataError(f"`shares={','.join(map(str, shares))}` must be one to three positive shares that make 1")
         if (self.documents == "separator") != (self.separator is not None):
-            raise DataError("--documents separator and --separator LINE go together")
+            raise DataError("`documents=separator` and `separator=LINE` go together")
         if self.separator is not None and (not self.separator.strip() or "\n" in self.separator):
-            raise DataError(f"--separator {self.separator!r} must be one line that is not blank")
+            raise DataError(f"`separator=` {self.separator!r} must be one line that is not blank")
 
     @property
     def rule(self) -> DocumentRule:
@@ -124,7 +127,7 @@ def prepare_given_splits(
 ) -> Store:
     """Splits the user already has: split -> paths."""
     if "train" not in splits:
-        raise DataError("--valid and --test need a --train beside them")
+        raise DataError("`valid=` and `test=` need a `train=` beside them")
 
     def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
         parts = {
@@ -180,7 +183,7 @@ def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
     """Whole files. Which go where depends on their names alone, in an order that has nothing to do with their contents."""
     names = SPLITS[: len(settings.shares)]
     if len(sources) < len(names):
-        raise DataError(f"{len(sources)} files cannot be split into {len(names)} by file; use --split-by share")
+        raise DataError(f"{len(sources)} files cannot be split into {len(names)} by file; use `split_by=share`")
     waiting = sorted(sources, key=lambda source: hashlib.sha256(_file_name(source).encode()).hexdigest())
     total = sum(source.disk_bytes for source in sources)
     chosen: dict[str, list[Source]] = {name: [] for name in names}

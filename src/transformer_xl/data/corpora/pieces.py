@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from typing import Any, Literal, TypeVar
@@ -19,6 +20,7 @@ from typing import Any, Literal, TypeVar
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.corpora.unpacking import Advance
 from transformer_xl.errors import DataError
+from transformer_xl.progress import progress
 
 PIECE_BYTES = 4 << 20
 MARGIN_BYTES = 4096
@@ -155,6 +157,16 @@ def workers_for(parts: Sequence[Part]) -> int:
 def total_bytes(parts: Sequence[Part]) -> int:
     """Bytes on disk: what reading them all will take, as near as can be known beforehand."""
     return sum(part.source.disk_bytes for part in parts)
+
+
+def each_piece(
+    parts: Sequence[Part], work: Callable[[Shared, Piece], Result], shared: Shared, *, fallback: Fallback, title: str
+) -> Generator[Result, None, None]:
+    """`work(shared, piece)` for each piece, in order, by as many cores as that is worth."""
+    with progress(title, total=total_bytes(parts), unit="bytes") as advance:
+        pieces = cut(parts, fallback=fallback, advance=advance)
+        with closing(ordered_map(work, pieces, shared=shared, workers=workers_for(parts))) as results:
+            yield from results
 
 
 def ordered_map(

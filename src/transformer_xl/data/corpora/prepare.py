@@ -21,14 +21,14 @@ def store_folder(out: Path) -> Iterator[Path]:
     out = out.resolve()  # a link to a larger disk is followed, not replaced
     put_back(out)
     if out.exists() and not (out / MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} exists and is no data store; choose another --out, or remove it first")
+        raise DataError(f"{out} exists and is no data store; choose another `out=`, or remove it first")
     try:
         with atomic_folder(out) as folder:
             yield folder
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise DataError(f"no space left for {out}; free some, or choose another --out") from error
-        raise DataError(f"{out} cannot be written: {error.strerror or error}; choose another --out") from error
+            raise DataError(f"no space left for {out}; free some, or choose another `out=`") from error
+        raise DataError(f"{out} cannot be written: {error.strerror or error}; choose another `out=`") from error
 
 
 @contextmanager

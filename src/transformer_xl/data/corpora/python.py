@@ -63,7 +63,9 @@ def python_files(library: Path) -> list[str]:
     found = []
     for place, folders, files in os.walk(library):
         # Pruned in place, so that thousands of installed packages and tests are never looked at.
-        folders[:] = [name for name in folders if not left_out_folder(name)]
+        folders[:] = [
+            name for name in folders if name not in LEFT_OUT_FOLDERS and not name.startswith(LEFT_OUT_PREFIXES)
+        ]
         here = Path(place).relative_to(library)
         at_top = here == Path()
         found += [
@@ -72,10 +74,6 @@ def python_files(library: Path) -> list[str]:
             if name.endswith(".py") and not (at_top and name.startswith(LEFT_OUT_FILES))
         ]
     return sorted(found)
-
-
-def left_out_folder(name: str) -> bool:
-    return name in LEFT_OUT_FOLDERS or name.startswith(LEFT_OUT_PREFIXES)
 
 
 def split_of(name: str) -> str:

@@ -73,7 +73,7 @@ class Source:
         if self.known is None or self.most_bytes is None:
             return too_large(self.name, self.most_bytes or 0)
         return DataError(
-            f"{self.name} is not the {self.known.name} we know: it has more than {self.most_bytes:,} bytes; bring the right file with --source"
+            f"{self.name} is not the {self.known.name} we know: it has more than {self.most_bytes:,} bytes; bring the right file with `source=`"
         )
 
     @contextmanager
@@ -115,7 +115,7 @@ class Source:
         if known.md5 and md5 != known.md5:
             raise DataError(
                 f"{self.name} is not the {known.name} we know: its md5 is {md5} ({size:,} bytes) "
-                f"and should be {known.md5} ({known.bytes:,} bytes); bring the right file with --source"
+                f"and should be {known.md5} ({known.bytes:,} bytes); bring the right file with `source=`"
             )
 
 
@@ -134,7 +134,7 @@ def find_known(files: tuple[KnownFile, ...], *, source: Path, scratch: Path) -> 
     Members of a .tar are unpacked into `scratch`, since a compressed .tar can only be read from the front.
     """
     if not source.exists():
-        raise DataError(f"{source} does not exist; give --source a file, an archive or a folder")
+        raise DataError(f"{source} does not exist; give `source=` a file, an archive or a folder")
     if source.is_dir():
         candidates = [found for path in sorted(source.rglob("*")) if path.is_file() for found in _inside_folder(path)]
     elif is_tar(source):
@@ -155,7 +155,7 @@ def _found(known: KnownFile, candidates: list[Source]) -> list[Source]:
     found = [source for source in candidates if matches(source, known.name)]
     if len(found) > 1 and "*" not in known.name:
         raise DataError(
-            f"{known.name} is there twice: {found[0].name} and {found[1].name}; give --source only one of them"
+            f"{known.name} is there twice: {found[0].name} and {found[1].name}; give `source=` only one of them"
         )
     return [replace(source, known=known) for source in found]
 
@@ -167,10 +167,8 @@ def matches(source: Source, pattern: str) -> bool:
 
 def file_or_members(path: Path) -> list[Source]:
     """One file is one source, unless it is a .zip: that is as many as it has members."""
-    return zip_members(path) if kind_of(path) == "zip" else [Source(path=path)]
-
-
-def zip_members(path: Path) -> list[Source]:
+    if kind_of(path) != "zip":
+        return [Source(path=path)]
     with said(str(path)), zipfile.ZipFile(path) as archive:
         entries = listed_zip(archive, name=str(path), disk_bytes=path.stat().st_size)
     return [Source(path=path, member=name) for name in sorted(entry.filename for entry in entries)]
@@ -188,7 +186,7 @@ def unpack_tar(path: Path, *, files: tuple[KnownFile, ...], into: Path) -> list[
         for name, stream in _wanted_members(packed, name=str(path), files=files):
             if name in found or len(found) == sum(file.most_files for file in files):
                 raise DataError(
-                    f"{path} holds {name} twice, or more files of such names than were published; give --source the right one"
+                    f"{path} holds {name} twice, or more files of such names than were published; give `source=` the right one"
                 )
             with (into / name).open("wb") as target:
                 while block := stream.read(BLOCK):

@@ -69,7 +69,9 @@ def _one_file(recipe: Recipe, place: Path, scratch: Path) -> Source:
     known = recipe.files[0]
     found = find_known(recipe.files, source=place, scratch=scratch)[known.name]
     if not found:
-        raise DataError(f"{place} holds no {known.described}; give --source the file, or the folder or archive with it")
+        raise DataError(
+            f"{place} holds no {known.described}; give `source=` the file, or the folder or archive with it"
+        )
     return found[0]
 
 

@@ -38,9 +38,9 @@ def find_files(
     missing = [file for file in needed if not found[file.name]]
     if missing:
         have = [split for split in wanted if all(split not in file.splits for file in missing)]
-        way_out = f", or prepare what is there with --splits {','.join(have)}" if have else ""
+        way_out = f", or prepare what is there with `splits={','.join(have)}`" if have else ""
         raise DataError(
-            f"{place} holds no {' and no '.join(file.described for file in missing)}; bring it with --source{way_out}"
+            f"{place} holds no {' and no '.join(file.described for file in missing)}; bring it with `source=`{way_out}"
         )
     files = {split: [s for file in needed if split in file.splits for s in found[file.name]] for split in wanted}
     if train:
@@ -111,7 +111,7 @@ def _training(recipe: Recipe, parts: dict[str, list[Part]]) -> list[Part]:
     if "train" not in parts:
         raise DataError(
             f"the vocabulary of {recipe.name} is counted on its training text, which is not prepared here; "
-            f"give one with --vocab FILE ({recipe.vocabulary_file})"
+            f"give one with `vocabulary_file=FILE` ({recipe.vocabulary_file})"
         )
     return parts["train"]
 

@@ -60,7 +60,7 @@ class EvaluationStream:
 class PaperEvaluation:
     """The paper's own rule: equal columns, the remainder dropped, every column starting cold. For comparing figures."""
 
-    def __init__(self, split: Split, *, lanes: int, segment: int, score_boundaries: bool = False) -> None:
+    def __init__(self, split: Split, *, lanes: int = 10, segment: int, score_boundaries: bool = False) -> None:
         self._lanes = lanes
         self._segment = segment
         self._split = split
@@ -79,7 +79,3 @@ class PaperEvaluation:
         columns = self._columns()
         for _ in range(self._steps):
             yield columns.next()
-
-
-def paper_evaluation(split: Split, *, lanes: int = 10, segment: int, score_boundaries: bool = False) -> PaperEvaluation:
-    return PaperEvaluation(split, lanes=lanes, segment=segment, score_boundaries=score_boundaries)

@@ -367,7 +367,7 @@ def decode_utf8(data: bytes, *, name: str, offset: int = 0) -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{name} is not UTF-8 at byte {offset + error.start:,} ({data[error.start]:#04x}); "
-            f"convert it, or use --tokenizer byte"
+            f"convert it, or use `tokenizer=byte`"
         ) from None
 
 

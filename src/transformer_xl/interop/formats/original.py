@@ -65,7 +65,7 @@ def config_from_settings(
     if absolute and fields["memory"]:
         raise CheckpointError(
             f"mem_len: {settings['mem_len']} with attn_type {settings['attn_type']}, whose positions start anew in every segment;"
-            " such a model can be used with memory 0 only, give --memory 0"
+            " such a model can be used with memory 0 only, give `memory=0`"
         )
     return read(ModelConfig, fields, name="model")
 

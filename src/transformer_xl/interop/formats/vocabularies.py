@@ -42,7 +42,7 @@ class Chosen:
 def numbers_only(size: int) -> Chosen:
     return Chosen(
         tokenizer=NumberTokenizer(size),
-        reason="no vocabulary was found, so text is written as token numbers; import again with --vocabulary to have words",
+        reason="no vocabulary was found, so text is written as token numbers; import again with one to have words",
     )
 
 

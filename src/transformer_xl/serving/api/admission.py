@@ -74,8 +74,8 @@ def within_memory(limits: Limits, costs: Sequence[Cost], *, available: int | Non
     fitting = bisect_right(range(1, limits.admitted + 1), share, key=needed)
     if not fitting:
         raise InputError(
-            f"--memory: one text and {with_texts(1).sessions} sessions at a time need up to {gigabytes(needed(1))}, and of {gigabytes(available)}"
-            f" there are {gigabytes(share)} for models; give a smaller --memory or --max-sessions, or serve fewer runs"
+            f"`memory=`: one text and {with_texts(1).sessions} sessions at a time need up to {gigabytes(needed(1))}, and of {gigabytes(available)}"
+            f" there are {gigabytes(share)} for models; give a smaller `memory=` or `max_sessions=`, or serve fewer runs"
         )
     return with_texts(fitting)
 

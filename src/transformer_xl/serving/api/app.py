@@ -71,7 +71,7 @@ def make_server(
 ) -> server.Server:
     if not is_loopback(host) and not key:
         raise InputError(
-            f"--host: {host} is open to other machines, and there is no key; give one with --api-key-file or TXL_API_KEY, or take 127.0.0.1"
+            f"`host=`: {host} is open to other machines, and there is no key; give one with `api_key_file=` or TXL_API_KEY, or take 127.0.0.1"
         )
     app = make_app(models, limits=limits, sessions=sessions, host=host, allowed=allowed, key=key)
     return server.make_server(app, limits=limits, host=host, port=port)

@@ -81,7 +81,7 @@ class Saved:
                 self._tidy()
         except OSError as error:
             raise InputError(
-                f"--sessions: {folder} cannot be used ({error.strerror}); try again, or give another folder"
+                f"`sessions=`: {folder} cannot be used ({error.strerror}); try again, or give another folder"
             ) from None
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Saved:
             raise Refusal(504) from None
         except OSError as error:
             raise Refusal(
-                409, f"the folder of saved sessions cannot be read or written ({error.strerror}); look at --sessions"
+                409, f"the folder of saved sessions cannot be read or written ({error.strerror}); look at that folder"
             ) from None
         finally:
             self._waiting -= 1

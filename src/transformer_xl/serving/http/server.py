@@ -118,7 +118,7 @@ def serve(server: Server, *, ready: Callable[[str], None]) -> bool:
     except OSError as error:
         listening.close()
         raise InputError(
-            f"--port: {server.config.port} on {host} cannot be opened ({error.strerror}); take another"
+            f"`port=`: {server.config.port} on {host} cannot be opened ({error.strerror}); take another"
         ) from None
     listening.listen(BACKLOG)
     shown = f"[{host}]" if ":" in host else host
