@@ -4,7 +4,6 @@ that means (`formats`); with a tokenizer and a configuration it is written at on
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl import __version__
-from transformer_xl.checkpoint import About, RunFolder, TrainingState, write_checkpoint
+from transformer_xl.checkpoint import About, Counters, RunFolder, TrainingState, Window, write_checkpoint
 from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
 from transformer_xl.config.sources import read_file
 from transformer_xl.data.tokenizers import load_tokenizer
@@ -285,13 +284,14 @@ def _training_state(foreign: ForeignModel, config: RunConfig) -> TrainingState:
     the optimiser's state training can go on, too: an optimiser without one begins anew."""
     momenta = foreign.optimiser.tensors if isinstance(foreign.optimiser, OptimiserState) else {}
     generator = torch.Generator().manual_seed(config.training.seed)
-    values: dict[str, Any] = {
-        **dict.fromkeys(("tokens", "seconds", "skipped", "average_count"), 0),
-        "step": foreign.step,
-        "rate_scale": 1.0,
-        "best_nats": None,
-        "window": {},
-        "lanes": None,
-        "scaler": {},
-    }
-    return TrainingState(tensors={"random.cpu": generator.get_state(), **momenta}, values=values)
+    counters = Counters(
+        step=foreign.step,
+        tokens=0,
+        seconds=0.0,
+        skipped=0,
+        rate_scale=1.0,
+        best_nats=None,
+        average_count=0,
+        window=Window(),
+    )
+    return TrainingState(tensors={"random.cpu": generator.get_state(), **momenta}, counters=counters)
