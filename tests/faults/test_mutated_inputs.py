@@ -95,7 +95,7 @@ def known_corpus(chance: random.Random, place: Path) -> None:
 
 def vocabulary(chance: random.Random, place: Path) -> None:
     from transformer_xl.data.corpora.vocabulary import read_vocabulary
-    from transformer_xl.interop.formats.vocabularies import read_vocabulary_file
+    from transformer_xl.interop.importing import read_vocabulary_file
 
     strange = ["9" * 5000, "²", "٣", "-1", "1e9", "0x10", "\0", "", "<eos>", "255", "256", "\u2028"]
     words = ["<eos>", "<unk>", *(str(n) for n in range(20))] if chance.random() < 0.5 else [str(n) for n in range(256)]
@@ -146,8 +146,9 @@ def huggingface(chance: random.Random, place: Path) -> None:
     from safetensors.torch import save_file
 
     from transformer_xl.config import ModelConfig
-    from transformer_xl.interop.formats.foreign_model import Lengths, read_source
+    from transformer_xl.interop.formats.foreign_model import Lengths
     from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
+    from transformer_xl.interop.importing import read_model
     from transformer_xl.interop.sources import find_source
     from transformer_xl.model import TransformerXL
 
@@ -163,13 +164,13 @@ def huggingface(chance: random.Random, place: Path) -> None:
             (text.replace(": 8", ": " + "9" * 5000), "[" * 100_000, mutated(text.encode(), chance).decode("latin-1"))
         )
     (place / "config.json").write_text(text, encoding="utf-8")
-    read_source(find_source(place), lengths=Lengths(), scratch=place)
+    read_model(find_source(place), lengths=Lengths(), scratch=place)
 
 
 def optimiser(chance: random.Random, place: Path) -> None:
     import torch
 
-    from transformer_xl.interop.formats.optimisers import optimiser_state
+    from transformer_xl.interop.formats.original import optimiser_state
 
     group = {"amsgrad": False, "betas": [0.9, 0.999], "eps": 1e-8, "lr": 0.1, "weight_decay": 0.0, "momentum": 0.0}
     facts = {"groups": [mutated_table(group, chance)[1]], "parameters": 1, "others": []}

@@ -10,7 +10,7 @@ import pytest
 
 from transformer_xl.cli import main
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.formats.vocabularies import read_vocabulary_file
+from transformer_xl.interop.importing import read_vocabulary_file
 from transformer_xl.interop.quarantine.extraction import extract
 from transformer_xl.interop.quarantine.torch_files import read_torch_file
 

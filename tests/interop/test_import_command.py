@@ -22,11 +22,10 @@ from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.text.tokenizers import load_tokenizer
 from transformer_xl.files import digest
-from transformer_xl.interop.asking import read_foreign
+from transformer_xl.interop.asking import contents_of
 from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
-from transformer_xl.interop.formats.vocabularies import read_vocabulary_file
-from transformer_xl.interop.importing import import_run
+from transformer_xl.interop.importing import import_run, read_vocabulary_file
 from transformer_xl.model import TransformerXL
 
 FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
@@ -72,7 +71,7 @@ def test_adams_momenta_land_at_their_weights(variant, tmp_path):
     for name, parameter in checkpoint.model.named_parameters():
         assert ours[f"optimiser.exp_avg.{name}"].shape == parameter.shape
         assert float(ours[f"optimiser.step.{name}"]) == 3.0
-    raw = read_foreign({"optimiser": source / "optimizer.pt"}, folder=tmp_path)["optimiser"].tensors["optimiser"]
+    raw = contents_of({"optimiser": source / "optimizer.pt"}, scratch=tmp_path)["optimiser"].tensors["optimiser"]
     order = json.loads((source.parent / "about.json").read_text())["optimizer_parameter_order"]
     theirs = {name: raw[f"{number}.exp_avg"] for number, name in enumerate(order)}
     fused = theirs["layers.1.dec_attn.qkv_net.weight"]

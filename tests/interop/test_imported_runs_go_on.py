@@ -13,8 +13,7 @@ import torch
 from transformer_xl.checkpoint import load_checkpoint, read_training_state
 from transformer_xl.cli import main
 from transformer_xl.data.store import open_store
-from transformer_xl.interop.asking import Contents
-from transformer_xl.interop.formats import foreign_model as foreign
+from transformer_xl.interop import importing
 from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
 
@@ -150,15 +149,14 @@ def test_a_cache_one_folder_up_may_be_another_models(tmp_path, capsys):
 def test_where_tensorflows_adam_differs_is_written_down(tmp_path, monkeypatch):
     """A checkpoint of training has two slots for each variable; those of the fixtures were saved without."""
     folder = FIXTURES / "tensorflow" / "keras_txl_div_1"
-    contents = foreign.read_foreign({"bundle": folder / "model.ckpt.index"}, folder=tmp_path)["bundle"]
+    contents = importing.contents_of({"bundle": folder / "model.ckpt.index"}, scratch=tmp_path)["bundle"]
     variables = contents.tensors["model"]
     for slot in ("Adam", "Adam_1"):
         variables |= {
             f"{name}/{slot}": value.abs() for name, value in contents.tensors["model"].items() if "Adam" not in name
         }
     variables["global_step"] = torch.tensor(40)
-    monkeypatch.setattr(foreign, "read_foreign", lambda jobs, folder: {"bundle": contents})
-    assert isinstance(contents, Contents)
+    monkeypatch.setattr(importing, "contents_of", lambda files, scratch: {"bundle": contents})
     imported = import_run(folder, tmp_path / "run", lengths=Lengths())
     assert imported.optimiser == "adam, after 40 steps"
     provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())

@@ -3,7 +3,6 @@
 from transformer_xl.checkpoint.folder import (
     About,
     Checkpoint,
-    TrainingState,
     is_ours,
     load_checkpoint,
     read_training_state,
@@ -14,12 +13,15 @@ from transformer_xl.checkpoint.folder import (
     write_checkpoint,
 )
 from transformer_xl.checkpoint.run_folder import RunFolder
+from transformer_xl.checkpoint.training_state import Counters, TrainingState, Window
 
 __all__ = [
     "About",
     "Checkpoint",
+    "Counters",
     "RunFolder",
     "TrainingState",
+    "Window",
     "is_ours",
     "load_checkpoint",
     "read_training_state",

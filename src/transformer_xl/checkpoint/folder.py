@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_folder import RunFolder
+from transformer_xl.checkpoint.training_state import Counters, TrainingState
 from transformer_xl.config import RunConfig
 from transformer_xl.config.fields import read
 from transformer_xl.data.text.tokenizers import Tokenizer, load_tokenizer
@@ -53,14 +54,6 @@ class About:
     """Where the store lay."""
     step: int
     validation_nats: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingState:
-    """What exact resuming needs beside the weights to use: tensors, and everything else as JSON."""
-
-    tensors: dict[str, Tensor]
-    values: dict[str, Any]
 
 
 @dataclass(kw_only=True)
@@ -93,7 +86,7 @@ def write_checkpoint(
         tokenizer.save(temporary / "tokenizer")
         if training is not None:
             save_tensors(training.tensors, temporary / "training.safetensors")
-            write_json(temporary / "training.json", training.values)
+            write_json(temporary / "training.json", training.counters.to_json())
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         checksums = {path.relative_to(temporary).as_posix(): digest(path) for path in files}
         (temporary / CHECKSUMS).write_text(_canonical(checksums), encoding="utf-8")
@@ -257,10 +250,16 @@ def _check_size(file: TensorFile, config: RunConfig) -> None:
 
 
 def read_training_state(folder: Path) -> TrainingState:
-    if not (folder / "training.json").is_file():
+    path = folder / "training.json"
+    if not path.is_file():
         raise CheckpointError(f"{folder} has weights but no training state; it can be used, but not resumed")
     with reading(folder / "training.safetensors", what="a training state") as file:
-        return TrainingState(tensors=file.tensors(), values=_read_json(folder / "training.json"))
+        tensors, values = file.tensors(), _read_json(path)
+    if (told := read_about(folder / "about.json").step) != values.get("step"):
+        raise CheckpointError(
+            f"{path}: step is {values.get('step')!r} where about.json says {told}; use an older checkpoint"
+        )
+    return TrainingState(tensors=tensors, counters=Counters.from_json(values, path=path))
 
 
 def same_tokenizer(folder: Path, store: Path) -> bool:

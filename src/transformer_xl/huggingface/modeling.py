@@ -18,8 +18,8 @@ from transformer_xl.errors import CheckpointError, InputError, TransformerXLErro
 from transformer_xl.huggingface.configuration import TransformerXLConfig
 from transformer_xl.huggingface.reading import distances_needed, read_segment
 from transformer_xl.inference.windows import window_of
-from transformer_xl.interop.formats.foreign_model import SAVED_PREFIX
-from transformer_xl.interop.formats.layout import check_shapes
+from transformer_xl.interop.formats.foreign_model import check_shapes
+from transformer_xl.interop.formats.huggingface import SAVED_PREFIX
 from transformer_xl.model import NOT_A_TARGET, TransformerXL
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.protocol import check_tokens

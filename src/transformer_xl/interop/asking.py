@@ -1,4 +1,5 @@
-"""Foreign files, read by a child process with limits: paths in, facts and tensors out. The one door to `child`."""
+"""Asks the child process what foreign files hold: paths in, `Contents` out. The one door to the quarantine, which reads under limits of memory and
+time; nothing of a stranger's pickle or index is looked at on this side."""
 
 import json
 import os
@@ -6,16 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl.errors import ImportRefused
+from transformer_xl.interop.quarantine.extraction import Contents
 from transformer_xl.progress import progress, say
 
 SPARE_MEMORY = 1 << 30
@@ -28,46 +28,37 @@ PATIENCE = 30
 PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from pathlib import Path; from transformer_xl.interop.quarantine.child import main; main(Path(sys.argv[1]))"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What a file holds: settings by section (model, vocabulary, optimiser), and tensors by section and name."""
-
-    kind: str
-    facts: dict[str, Any]
-    tensors: dict[str, dict[str, Tensor]]
-
-
-def read_foreign(jobs: Mapping[str, Path], *, folder: Path) -> dict[str, Contents]:
-    """Each file by its role: "bundle" is TensorFlow's, the others are recognised by their content. `folder` is scratch, and must outlive the tensors."""
-    names = ", ".join(str(path) for path in jobs.values())
+def contents_of(files: Mapping[str, Path], *, scratch: Path) -> dict[str, Contents[Tensor]]:
+    """Each file by its role: "bundle" is TensorFlow's, the others are recognised by their content. `scratch` must outlive the tensors."""
+    names = ", ".join(str(path) for path in files.values())
     if find_spec("resource") is None:
         raise ImportRefused(
             f"{names}: such files are read by a process whose memory and time the system limits, and this system ({sys.platform}) cannot;"
             " import it on Linux, or bring the weights as safetensors"
         )
-    total = sum(_size(path, role) for role, path in jobs.items())
+    total = sum(_size(path, role) for role, path in files.items())
     seconds = SPARE_SECONDS + total // BYTES_PER_SECOND
     request = {
-        "jobs": [{"role": role, "path": str(path.resolve())} for role, path in jobs.items()],
+        "jobs": [{"role": role, "path": str(path.resolve())} for role, path in files.items()],
         "memory": SPARE_MEMORY + total,
         "seconds": seconds,
         "bytes": SPARE_OUTPUT + total,
     }
-    (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-    names = ", ".join(str(path) for path in jobs.values())
-    code = _run(folder, title=f"reading {', '.join(path.name for path in jobs.values())}", total=total, seconds=seconds)
-    if (folder / "unlimited").is_file():
+    (scratch / "request.json").write_text(json.dumps(request), encoding="utf-8")
+    title = f"reading {', '.join(path.name for path in files.values())}"
+    code = _run(scratch, title=title, total=total, seconds=seconds)
+    if (scratch / "unlimited").is_file():
         say(
             f"this system ({sys.platform}) holds no process to a limit of memory: only time and output were limited for {names}"
         )
-    if (folder / "refused.json").is_file():
-        refused = json.loads((folder / "refused.json").read_text(encoding="utf-8"))
+    if (scratch / "refused.json").is_file():
+        refused = json.loads((scratch / "refused.json").read_text(encoding="utf-8"))
         raise ImportRefused(f"{refused['path']}: {refused['sentence']}")
     if code != 0:
         raise ImportRefused(
             f"{names}: reading it took more time or memory than a file of its size needs, so it was stopped"
         )
-    return {role: _contents(folder, role, path) for role, path in jobs.items()}
+    return {role: _contents(scratch, role, path) for role, path in files.items()}
 
 
 def _run(folder: Path, *, title: str, total: int, seconds: int) -> int:
@@ -98,21 +89,18 @@ def _run(folder: Path, *, title: str, total: int, seconds: int) -> int:
         return child.wait()
 
 
-def _contents(folder: Path, role: str, path: Path) -> Contents:
+def _contents(folder: Path, role: str, path: Path) -> Contents[Tensor]:
     try:
         facts = json.loads((folder / f"{role}.json").read_text(encoding="utf-8"))
         flat = load_file(folder / f"{role}.safetensors")
     except (OSError, ValueError, SafetensorError):
         raise ImportRefused(f"{path}: it could not be read whole") from None
     flat |= {name: flat[source] for name, source in facts.pop("aliases").items()}
-    kind = facts.pop("kind")
-    if role == "bundle":
-        return Contents(kind=kind, facts=facts, tensors={"model": flat})
     tensors: dict[str, dict[str, Tensor]] = {}
     for name, value in flat.items():
         section, _, rest = name.partition(".")
         tensors.setdefault(section, {})[rest] = value
-    return Contents(kind=kind, facts=facts, tensors=tensors)
+    return Contents(kind=facts.pop("kind"), facts=facts, tensors=tensors)
 
 
 def _size(path: Path, role: str) -> int:

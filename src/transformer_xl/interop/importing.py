@@ -1,23 +1,38 @@
-"""A foreign checkpoint -> an ordinary run folder: files found, read (`foreign.py`), given a tokenizer and a configuration, written at once."""
+"""A foreign checkpoint -> an ordinary run folder. The files are found (`sources`), the child is asked what they hold (`asking`), their format says what
+that means (`formats`); with a tokenizer and a configuration it is written at once."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from transformer_xl import __version__
-from transformer_xl.checkpoint import About, RunFolder, TrainingState, write_checkpoint
+from transformer_xl.checkpoint import About, Counters, RunFolder, TrainingState, Window, write_checkpoint
 from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+from transformer_xl.config.sources import read_file
+from transformer_xl.data.text.tokenizers import load_tokenizer
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, hidden_folder, write_json
-from transformer_xl.interop.formats.foreign_model import Lengths, Read, read_source
-from transformer_xl.interop.formats.optimisers import State
-from transformer_xl.interop.formats.vocabularies import Chosen, choose_tokenizer, numbers_only, read_vocabulary_file
+from transformer_xl.interop.asking import contents_of
+from transformer_xl.interop.formats.foreign_model import ForeignModel, Lengths, OptimiserState, with_lengths
+from transformer_xl.interop.formats.huggingface import (
+    config_from_huggingface,
+    config_from_saved,
+    model_from_huggingface,
+    model_from_saved,
+)
+from transformer_xl.interop.formats.original import contents_of_export, model_from_torch
+from transformer_xl.interop.formats.tensorflow import model_from_variables
+from transformer_xl.interop.formats.vocabularies import ForeignVocabulary, choose_tokenizer, numbers_only
 from transformer_xl.interop.sources import Source, find_source
 from transformer_xl.model import parameter_count
 from transformer_xl.progress import say
 
+LARGEST_TEXT = 256 << 20
 STEPS_MORE = 10_000
 """How far training would go on, where nothing says how long it was to be."""
 NAMES = {
@@ -36,7 +51,7 @@ class Imported:
     model: ModelConfig
     evaluation: EvaluationConfig
     parameters: int
-    vocabulary: Chosen
+    vocabulary: ForeignVocabulary
     step: int
     optimiser: str
     """In words: what became of the optimiser's state."""
@@ -50,93 +65,194 @@ def import_run(source: Path, out: Path, *, lengths: Lengths, vocabulary: Path | 
     parent = next(folder for folder in out.absolute().parents if folder.is_dir())
     with hidden_folder(parent) as scratch:
         try:
-            read = read_source(found, lengths=lengths, scratch=scratch)
-            chosen, file = _vocabulary(found, read, asked=vocabulary, scratch=scratch / "vocabulary")
-            config = _run_config(read, lengths)
+            foreign = read_model(found, lengths=lengths, scratch=scratch)
+            words, file = _vocabulary(found, foreign, asked=vocabulary, scratch=scratch / "vocabulary")
+            config = _run_config(foreign, lengths)
         except ImportRefused:
             raise
         except TransformerXLError as error:
             raise ImportRefused(f"{found.model}: {error}") from None
-        return _write(out, found, read, chosen, config, vocabulary=file)
+        return _write(out, found, foreign, words, config, vocabulary=file)
 
 
-def _vocabulary(source: Source, read: Read, *, asked: Path | None, scratch: Path) -> tuple[Chosen, Path | None]:
+# --- the model
+
+
+def read_model(source: Source, *, lengths: Lengths, scratch: Path) -> ForeignModel:
+    match source.kind:
+        case "huggingface":
+            foreign = _read_huggingface(source, lengths, scratch)
+        case "tensorflow":
+            foreign = _read_tensorflow(source, lengths, scratch)
+        case "torch":
+            foreign = _read_torch(source, lengths, scratch)
+    for name, value in foreign.weights.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ImportRefused(f"{source.model}: {name} holds a number that is not finite; the model is of no use")
+    return foreign
+
+
+def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel:
+    assert source.config is not None
+    told = read_file(source.config)
+    ours = told.get("model_type") == RunConfig.model_type  # saved by transformers
+    config = with_lengths(config_from_saved(told) if ours else config_from_huggingface(told), lengths)
+    if source.model.suffix == ".safetensors":
+        theirs = _safetensors(source.model)
+    elif ours:
+        raise ImportRefused(f"{source.model}: a model of ours is saved as safetensors, never so")
+    else:
+        contents = contents_of({"model": source.model}, scratch=scratch)["model"]
+        if contents.kind != "weights":
+            raise ImportRefused(f"{source.model}: it holds more than weights, which Hugging Face's does not")
+        theirs = contents.tensors.get("model", {})
+    return model_from_saved(theirs, config) if ours else model_from_huggingface(theirs, config, told)
+
+
+def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel:
+    files = {"model": source.model} | ({"optimiser": source.optimiser} if source.optimiser else {})
+    contents = contents_of(files, scratch=scratch)
+    model, optimiser = contents["model"], contents.get("optimiser")
+    if model.kind == "weights" and source.config is not None:
+        model = contents_of_export(read_file(source.config), model)
+    if model.kind not in ("original", "nvidia"):
+        raise ImportRefused(f"{source.model}: it holds {model.kind} and no whole model")
+    if optimiser is not None and optimiser.kind != "optimiser":
+        raise ImportRefused(f"{source.optimiser}: it holds no optimiser's state")
+    return model_from_torch(model, optimiser=optimiser or model, lengths=lengths)
+
+
+def _read_tensorflow(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel:
+    variables = contents_of({"bundle": source.model}, scratch=scratch)["bundle"].tensors.get("model", {})
+    told = read_file(source.config) if source.config else {}
+    return model_from_variables(variables, told=told, told_in=source.config, lengths=lengths)
+
+
+def _safetensors(path: Path) -> Mapping[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise ImportRefused(f"{path}: it is damaged, or no safetensors file ({error})") from None
+    return tensors
+
+
+# --- the vocabulary
+
+
+def _vocabulary(
+    source: Source, foreign: ForeignModel, *, asked: Path | None, scratch: Path
+) -> tuple[ForeignVocabulary, Path | None]:
     """The tokenizer, and the file of its own that it came from."""
-    size = read.model.vocabulary
+    size = foreign.model.vocabulary
     if asked is not None:
-        chosen, file = read_vocabulary_file(asked, scratch=scratch), asked
-    elif read.vocabulary is not None:
-        chosen, file = choose_tokenizer(read.vocabulary, name=source.model), None
+        words, file = read_vocabulary_file(asked, scratch=scratch), asked
+    elif foreign.vocabulary is not None:
+        words, file = choose_tokenizer(foreign.vocabulary, name=source.model), None
     elif source.vocabulary is not None:
-        chosen, file = read_vocabulary_file(source.vocabulary, scratch=scratch), source.vocabulary
+        words, file = read_vocabulary_file(source.vocabulary, scratch=scratch), source.vocabulary
     else:
         return numbers_only(size), None
-    where = file or source.model
-    if chosen.tokenizer.size != size and asked is None and not source.vocabulary_is_beside:
-        say(
-            f"{where} is another model's: it has {chosen.tokenizer.size:,} symbols where this one has {size:,}, so it is passed over"
-        )
+    where, found = file or source.model, words.tokenizer.size
+    if found != size and asked is None and not source.vocabulary_is_beside:
+        say(f"{where} is another model's: it has {found:,} symbols where this one has {size:,}, so it is passed over")
         return numbers_only(size), None
-    if chosen.tokenizer.size != size:
+    if found != size:
         raise ImportRefused(
-            f"{where}: it has {chosen.tokenizer.size:,} symbols where the model has {size:,}; give the right one with `vocabulary=`"
+            f"{where}: it has {found:,} symbols where the model has {size:,}; give the right one with `vocabulary=`"
         )
-    return chosen, file
+    return words, file
 
 
-def _run_config(read: Read, lengths: Lengths) -> RunConfig:
-    known = dict(read.training)
-    told = known.pop("evaluation", {})
-    segment = lengths.segment or read.segment or TrainingConfig().segment
-    if read.model.encoding == "per_layer":
-        segment = min(segment, read.model.learned_positions)
-    model = read.model
-    if isinstance(read.optimiser, State):
-        known["optimiser"] = read.optimiser.name
-        known["weight_decay"], known["momentum"] = read.optimiser.weight_decay, read.optimiser.momentum
-        if read.optimiser.learning_rate > 0:
-            known.setdefault("learning_rate", read.optimiser.learning_rate)
-    known.setdefault("steps", read.step + STEPS_MORE)
-    known["steps"] = max(known["steps"], 1)
-    evaluation = {"memory": model.memory, "clamp_len": model.clamp_len, "same_length": model.same_length, **told}
-    asked = {name: value for name, value in asdict(lengths).items() if value is not None and name != "segment"}
-    evaluation = {"segment": segment, **evaluation, **asked}
+def read_vocabulary_file(path: Path, *, scratch: Path) -> ForeignVocabulary:
+    """A text file with a symbol a line, a pickled vocabulary of any of the formats, or a folder with a tokenizer of ours, such as a data store."""
+    if path.is_dir():
+        return ForeignVocabulary(tokenizer=load_tokenizer(path), reason=f"the tokenizer of {path.name}")
+    if not path.is_file():
+        raise ImportRefused(f"there is no vocabulary {path}")
+    if path.suffix == ".txt":
+        return choose_tokenizer({"symbols": _lines(path)}, name=path)
+    scratch.mkdir()
+    facts = contents_of({"vocabulary": path}, scratch=scratch)["vocabulary"].facts
+    if "vocabulary" not in facts:
+        raise ImportRefused(f"{path} holds no vocabulary")
+    return choose_tokenizer(facts["vocabulary"], name=path)
+
+
+def _lines(path: Path) -> list[str]:
+    if path.stat().st_size > LARGEST_TEXT:
+        raise ImportRefused(f"{path} has {path.stat().st_size:,} bytes, too many for a vocabulary")
+    try:
+        symbols = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise ImportRefused(f"{path} is no vocabulary: it is not UTF-8") from None
+    symbols = [symbol.removesuffix("\r") for symbol in symbols]
+    if "" in symbols or len(set(symbols)) != len(symbols):
+        raise ImportRefused(f"{path} is no vocabulary: it has an empty line, or a symbol twice")
+    return symbols
+
+
+# --- the run
+
+
+def _run_config(foreign: ForeignModel, lengths: Lengths) -> RunConfig:
+    model, known = foreign.model, dict(foreign.training)
+    segment = lengths.segment or foreign.segment or TrainingConfig().segment
+    if model.encoding == "per_layer":
+        segment = min(segment, model.learned_positions)
+    if isinstance(foreign.optimiser, OptimiserState):
+        known["optimiser"] = foreign.optimiser.name
+        known["weight_decay"], known["momentum"] = foreign.optimiser.weight_decay, foreign.optimiser.momentum
+        if foreign.optimiser.learning_rate > 0:
+            known.setdefault("learning_rate", foreign.optimiser.learning_rate)
+    known["steps"] = max(known.get("steps", foreign.step + STEPS_MORE), 1)
+    asked = {name: value for name, value in asdict(lengths).items() if value is not None}
+    evaluation = {
+        **{"segment": segment, "memory": model.memory, "clamp_len": model.clamp_len, "same_length": model.same_length},
+        **foreign.evaluation,
+        **asked,
+    }
     if lengths.segment is not None:
         evaluation["segment"] = segment
     return RunConfig(
         model=model,
-        training=TrainingConfig(segment=segment, context=read.context, **known),
+        training=TrainingConfig(segment=segment, context=foreign.context, **known),
         evaluation=EvaluationConfig(**evaluation),
     )
 
 
 def _write(
-    out: Path, source: Source, read: Read, chosen: Chosen, config: RunConfig, *, vocabulary: Path | None
+    out: Path,
+    source: Source,
+    foreign: ForeignModel,
+    words: ForeignVocabulary,
+    config: RunConfig,
+    *,
+    vocabulary: Path | None,
 ) -> Imported:
     optimiser = "none came with the model"
-    if isinstance(read.optimiser, State):
-        optimiser = f"{read.optimiser.name}, after {read.step:,} steps"
-    elif read.optimiser is not None:
-        optimiser = f"left out: {read.optimiser}"
+    if isinstance(foreign.optimiser, OptimiserState):
+        optimiser = f"{foreign.optimiser.name}, after {foreign.step:,} steps"
+    elif foreign.optimiser is not None:
+        optimiser = f"left out: {foreign.optimiser}"
     about = About(
-        corpus=chosen.corpus,
-        rule=f"imported from {NAMES[read.kind]}; how its corpus was read is not known",
-        unit=chosen.unit,
+        corpus=words.corpus,
+        rule=f"imported from {NAMES[foreign.kind]}; how its corpus was read is not known",
+        unit=words.unit,
         data="",
-        step=read.step,
+        step=foreign.step,
     )
     files = [source.model, source.config, source.optimiser, vocabulary]
     if source.kind == "tensorflow":
         files += sorted(source.model.parent.glob(f"{source.model.stem}.data-*"))
     provenance = {
-        "kind": read.kind,
+        "kind": foreign.kind,
         "made_by": f"txl import, transformer-xl {__version__}",
         "files": [
             {"name": path.name, "bytes": path.stat().st_size, "sha256": digest(path)}
             for path in files
             if path is not None and path.is_file()
         ],
-        "rules": {**read.rules, "vocabulary": chosen.reason, "weights": "float32"},
+        "rules": {**foreign.rules, "vocabulary": words.reason, "weights": "float32"},
         "optimiser": optimiser,
     }
     with atomic_folder(out) as temporary:
@@ -144,37 +260,38 @@ def _write(
         write_json(run.config, asdict(config))
         write_json(temporary / "provenance.json", provenance)
         write_checkpoint(
-            run.checkpoint_at(read.step),
+            run.checkpoint_at(foreign.step),
             config=config,
             about=about,
-            weights=read.weights,
-            tokenizer=chosen.tokenizer,
-            training=_training_state(read, config),
+            weights=foreign.weights,
+            tokenizer=words.tokenizer,
+            training=_training_state(foreign, config),
         )
     return Imported(
         run=out,
-        kind=read.kind,
-        model=read.model,
+        kind=foreign.kind,
+        model=foreign.model,
         evaluation=config.evaluation,
         parameters=parameter_count(config.model),
-        vocabulary=chosen,
-        step=read.step,
+        vocabulary=words,
+        step=foreign.step,
         optimiser=optimiser,
     )
 
 
-def _training_state(read: Read, config: RunConfig) -> TrainingState:
+def _training_state(foreign: ForeignModel, config: RunConfig) -> TrainingState:
     """As `training` keeps it: the data are read from their beginning, with an empty memory, for no old format says where it stood in ours. Without
     the optimiser's state training can go on, too: an optimiser without one begins anew."""
-    momenta = read.optimiser.tensors if isinstance(read.optimiser, State) else {}
+    momenta = foreign.optimiser.tensors if isinstance(foreign.optimiser, OptimiserState) else {}
     generator = torch.Generator().manual_seed(config.training.seed)
-    values: dict[str, Any] = {
-        **dict.fromkeys(("tokens", "seconds", "skipped", "average_count"), 0),
-        "step": read.step,
-        "rate_scale": 1.0,
-        "best_nats": None,
-        "window": {},
-        "lanes": None,
-        "scaler": {},
-    }
-    return TrainingState(tensors={"random.cpu": generator.get_state(), **momenta}, values=values)
+    counters = Counters(
+        step=foreign.step,
+        tokens=0,
+        seconds=0.0,
+        skipped=0,
+        rate_scale=1.0,
+        best_nats=None,
+        average_count=0,
+        window=Window(),
+    )
+    return TrainingState(tensors={"random.cpu": generator.get_state(), **momenta}, counters=counters)

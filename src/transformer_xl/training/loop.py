@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_xl.checkpoint import About, RunFolder, write_checkpoint
+from transformer_xl.checkpoint import About, RunFolder, Window, write_checkpoint
 from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.decoding import Sampling, generate, start_tokens
@@ -22,7 +22,6 @@ from transformer_xl.training.optimisation import PLATEAU_FACTOR
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.recording import Metrics, peak_memory_mb, write_environment
 from transformer_xl.training.resuming import start_or_resume
-from transformer_xl.training.saved_state import Window
 from transformer_xl.training.session import Measured, Session
 from transformer_xl.training.step import Update, take_step
 

@@ -46,16 +46,12 @@ def start_or_resume(
                 f"{store.folder} has another vocabulary than {checkpoint} was trained on; give the data it began with"
             )
         check_same_data(state, store, checkpoint)
-        if (told := read_about(checkpoint / "about.json").step) != state.values.get("step"):
-            raise CheckpointError(
-                f"{checkpoint / 'training.json'}: step is {state.values.get('step')!r} where about.json says {told}; use an older checkpoint"
-            )
         weights = read_weights(checkpoint / "model.safetensors", model=session.model)
         session.restore(state, weights=weights, folder=checkpoint)
         say(f"going on from step {session.step} ({checkpoint})")
         if ranks.first and checkpoint.parent == run.checkpoints:
             name_the_best(run, session, checkpoint)
-        if (saved := state.values.get("ranks", 1)) != ranks.count:
+        if (saved := state.counters.ranks) != ranks.count:
             say(
                 f"going on with {ranks.count} rank{'s' * (ranks.count > 1)} where {saved} saved: each lane keeps its place and memory, but the random"
                 " states of dropout are drawn anew from the seed, so weights are no longer bit-identical"
@@ -104,7 +100,7 @@ def newest_sound_checkpoint(run: RunFolder) -> Path | None:
 
 def free_to_change(state: TrainingState) -> set[str]:
     """Fields of MUST_STAY that nothing was made by yet: an imported run has no place in any data, and at most an optimiser's state."""
-    if state.values.get("lanes") is not None:
+    if state.counters.lanes is not None:
         return set()
     has_momenta = any(name.startswith("optimiser.") for name in state.tensors)
     return {*MUST_STAY} - ({"optimiser"} if has_momenta else set())
@@ -112,11 +108,11 @@ def free_to_change(state: TrainingState) -> set[str]:
 
 def check_same_data(state: TrainingState, store: Store, checkpoint: Path) -> None:
     """A place in one text is no place in another. An imported run has none; and those saved before fingerprints were kept are believed."""
-    if state.values.get("lanes") is None:
+    if state.counters.lanes is None:
         return
-    if "data" not in state.values:
+    if state.counters.data is None:
         say(f"{checkpoint} does not say which text it was trained on; going on with {store.folder}, unchecked")
-    elif state.values["data"] != store.fingerprint():
+    elif state.counters.data != store.fingerprint():
         raise CheckpointError(
             f"{store.folder} holds other text than {checkpoint / 'training.json'} says it was trained on; give the `data=` it began with, or train on this"
             " text in another `run=`"

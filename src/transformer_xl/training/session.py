@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from transformer_xl.checkpoint import TrainingState
+from transformer_xl.checkpoint import Counters, TrainingState, Window
 from transformer_xl.config import RunConfig
 from transformer_xl.data.feeding.lanes import Lanes
 from transformer_xl.data.feeding.sentences import SentenceLanes
@@ -23,7 +22,7 @@ from transformer_xl.model import AnyMemory, AnyModel, build_model, parameter_cou
 from transformer_xl.model.memory import check_fits
 from transformer_xl.training.optimisation import Average, build_optimiser
 from transformer_xl.training.ranks import ALONE, Ranks
-from transformer_xl.training.saved_state import Window, checked_state, of_rank
+from transformer_xl.training.saved_state import checked_state, of_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,32 +121,31 @@ class Session:
                 tensors[f"weights.{name}"] = whole(parameter.detach()).contiguous()
         for part, memory in enumerate(self._memories_of_all_lanes()):
             tensors |= {f"memory.{part}.{name}": value for name, value in memory.tensors().items()}
-        values: dict[str, Any] = {
-            "step": self.step,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "skipped": self.skipped,
-            "rate_scale": self.rate_scale,
-            "best_nats": self.best_nats,
-            "average_count": self.average.count,
-            "window": vars(self.window),
-            "lanes": self.lanes.state(),
-            "data": self.data,
-            "scaler": self.scaler.state_dict(),
-        }
-        if self.ranks.count > 1:
-            values["ranks"] = self.ranks.count
-        return TrainingState(tensors=tensors, values=values)
+        counters = Counters(
+            step=self.step,
+            tokens=self.tokens,
+            seconds=self.seconds,
+            skipped=self.skipped,
+            rate_scale=self.rate_scale,
+            best_nats=self.best_nats,
+            average_count=self.average.count,
+            window=self.window,
+            lanes=self.lanes.state(),
+            data=self.data,
+            scaler=self.scaler.state_dict(),
+            ranks=self.ranks.count,
+        )
+        return TrainingState(tensors=tensors, counters=counters)
 
     def restore(self, state: TrainingState, *, weights: dict[str, Tensor], folder: Path) -> None:
         """`weights` are those of model.safetensors: the averages, where there are any. `folder`: the checkpoint all this was read from."""
-        same_ranks = state.values.get("ranks", 1) == self.ranks.count
+        counters = state.counters
+        same_ranks = counters.ranks == self.ranks.count
         on_cuda = self.device.type == "cuda" and same_ranks
         saved = checked_state(state, model=self.model, config=self.config, folder=folder, on_cuda=on_cuda)
-        counters = saved.counters
         try:
-            if saved.lanes is not None:
-                self.lanes.restore(saved.lanes)
+            if counters.lanes is not None:
+                self.lanes.restore(counters.lanes)
         except TransformerXLError as error:
             raise CheckpointError(f"{folder / 'training.json'}: lanes: {error}") from None
         parameters, share = dict(self.model.named_parameters()), self.ranks.share
@@ -165,8 +163,8 @@ class Session:
         self.step, self.tokens, self.seconds = counters.step, counters.tokens, counters.seconds
         self.skipped, self.rate_scale, self.best_nats = counters.skipped, counters.rate_scale, counters.best_nats
         self.window = counters.window
-        if self.scaler.is_enabled() and saved.scaler:
-            self.scaler.load_state_dict(saved.scaler)
+        if self.scaler.is_enabled() and counters.scaler:
+            self.scaler.load_state_dict(counters.scaler)
         if same_ranks:
             torch.set_rng_state(saved.random[of_rank("random.cpu", self.ranks.rank)])
             if on_cuda:

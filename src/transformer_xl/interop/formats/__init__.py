@@ -1,1 +1,1 @@
-"""What the layouts of other people mean: their settings, names and conventions <-> ours. Knows no files."""
+"""What the layouts of other people mean: their settings, names and conventions <-> ours. Opens no file of a stranger."""

@@ -1,15 +1,18 @@
-"""Hugging Face's TransfoXL (transformers up to 4.35.2) <-> our model: configurations and weights, both ways. Knows no files.
+"""Hugging Face's TransfoXL (transformers up to 4.35.2) <-> our model: configurations and weights, both ways; and models of ours that transformers
+saved. Knows no files.
 
 The weights' names are those of the authors' code (`layout`); what its `config.json` tells in another way than ours is here.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.fields import read
+from transformer_xl.config.fields import convert, read
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.interop.formats.foreign_model import ForeignModel, check_shapes, shapes_of, single_precision
 from transformer_xl.interop.formats.layout import HUGGINGFACE, weights_from, weights_to
 
 FIELDS = {
@@ -44,6 +47,36 @@ DEFAULTS = {
 """What they leave unsaid."""
 
 FREQUENCIES = HUGGINGFACE.frequencies
+SAVED_PREFIX = "transformer."
+"""What `huggingface.TransformerXLForCausalLM` calls the model inside it."""
+
+
+def model_from_huggingface(theirs: Mapping[str, Tensor], config: ModelConfig, told: Mapping[str, Any]) -> ForeignModel:
+    """`config` was made of `told`, the content of their `config.json`."""
+    segment = told.get("tgt_len")
+    return ForeignModel(
+        kind="huggingface",
+        model=config,
+        weights=single_precision(weights_from_huggingface(theirs, config)),
+        segment=segment if type(segment) is int else None,
+        rules={
+            "initial_memory": "zeros that are attended to, as Hugging Face computes",
+            "same_length_keys": "memory, as Hugging Face computes",
+            "clusters": "in the order of the paper",
+        },
+    )
+
+
+def config_from_saved(told: Mapping[str, Any]) -> ModelConfig:
+    config: ModelConfig = convert(ModelConfig, told.get("model"), name="model")
+    return config
+
+
+def model_from_saved(theirs: Mapping[str, Tensor], config: ModelConfig) -> ForeignModel:
+    """A model of ours that transformers saved, after its Trainer perhaps: our own names, behind one of its."""
+    weights = {name.removeprefix(SAVED_PREFIX): value for name, value in theirs.items()}
+    check_shapes(shapes_of(weights), config)
+    return ForeignModel(kind="transformers", model=config, weights=single_precision(weights))
 
 
 def config_from_huggingface(theirs: Mapping[str, object]) -> ModelConfig:

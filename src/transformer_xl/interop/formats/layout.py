@@ -20,7 +20,14 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model import build_shapes
+from transformer_xl.interop.formats.foreign_model import (
+    Shapes,
+    check_shape,
+    check_shapes,
+    compare_shapes,
+    shapes_of,
+    wanted_shapes,
+)
 from transformer_xl.model.encodings import frequencies
 
 
@@ -81,7 +88,7 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, layout: Layo
             raise CheckpointError(f"{copy} differs from {source}, whose copy it must be; the checkpoint is damaged")
     for name in {piece.theirs for piece in _pieces(config, layout)}:
         left.pop(name)
-    _compare(shapes_of(ours), wanted)
+    compare_shapes(shapes_of(ours), wanted)
     _check_frequencies(left.pop(layout.frequencies, None), config, layout)
     if left:
         raise CheckpointError(
@@ -218,32 +225,7 @@ def _check_frequencies(stored: Tensor | None, config: ModelConfig, layout: Layou
         )
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in tensors.items()}
-
-
-def check_shapes(ours: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
-    """Before anything is made of numbers in the configuration: a file of a few bytes can ask for any size."""
-    _compare(ours, wanted_shapes(config, tensors=len(ours)))
-
-
-def _compare(ours: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    for name in sorted(wanted.keys() ^ ours.keys()):
-        raise CheckpointError(f"{name} exists on one side only: the model's configuration is not that of its weights")
-    for name, shape in wanted.items():
-        _check_shape(ours[name], name=name, wanted=shape)
-
-
-def wanted_shapes(config: ModelConfig, *, tensors: int) -> dict[str, tuple[int, ...]]:
-    """Of each of our tensors, for a file of so many; a layer costs time and memory even where it has no numbers."""
-    if config.n_layer > tensors:
-        raise CheckpointError(
-            f"n_layer: {config.n_layer:,} layers for a file of {tensors:,} tensors; the configuration is another model's"
-        )
-    return {name: tuple(value.shape) for name, value in build_shapes(config).state_dict().items()}
-
-
-def _check_amount(theirs: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+def _check_amount(theirs: Mapping[str, Tensor], wanted: Shapes) -> None:
     """One tensor under many names would become as many of ours: nothing here is shared but what the configuration shares."""
     there = sum(value.numel() for value in {id(value): value for value in theirs.values()}.values())
     asked = sum(prod(shape) for shape in wanted.values())
@@ -257,9 +239,4 @@ def _check_parts(parts: list[Tensor], *, name: str, wanted: tuple[int, ...] | No
     if len({part.shape[1:] for part in parts}) > 1:
         raise CheckpointError(f"the parts of {name} have shapes that do not fit together")
     if wanted is not None:
-        _check_shape((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), name=name, wanted=wanted)
-
-
-def _check_shape(shape: tuple[int, ...], *, name: str, wanted: tuple[int, ...]) -> None:
-    if tuple(shape) != wanted:
-        raise CheckpointError(f"{name} has shape {list(shape)} where the configuration makes it {list(wanted)}")
+        check_shape((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), name=name, wanted=wanted)

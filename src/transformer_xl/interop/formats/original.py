@@ -1,6 +1,10 @@
-"""The authors' PyTorch models and NVIDIA's, which keep the same settings: their settings -> our configuration, and back for the authors'. Knows no files."""
+"""The authors' PyTorch models and NVIDIA's, which keep the same settings: what their files hold -> our terms, and back for the authors'. Knows no files.
 
-from collections.abc import Mapping
+Momenta have the shapes of their weights, so that whatever turns weights into ours turns these, too. An optimiser that is none of ours is left out,
+and a sentence says why.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,8 +12,19 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.fields import read
-from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.interop.formats.layout import ORIGINAL, copies, weights_to
+from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
+from transformer_xl.interop.formats.foreign_model import (
+    ForeignModel,
+    Lengths,
+    OptimiserState,
+    single_precision,
+    steps_taken,
+    whole,
+    whole_step,
+    with_lengths,
+)
+from transformer_xl.interop.formats.layout import NVIDIA, ORIGINAL, copies, weights_from, weights_to
+from transformer_xl.interop.quarantine.extraction import Contents
 
 ENCODINGS = {0: "relative", 1: "shaw_biased", 2: "absolute", 3: "per_layer"}
 """Their attn_type."""
@@ -33,6 +48,61 @@ FIELDS = {
 SETTINGS = (*FIELDS, "attn_type", "clamp_len", "pre_lnorm")
 EPS = 1e-5
 """torch's own, where a file does not say."""
+MOMENTA = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+TORCH_ADAM = {"betas": [0.9, 0.999], "eps": 1e-8, "amsgrad": False}
+"""What ours runs with."""
+LARGEST_NUMBER = 1e6
+"""Of a rate, a weight decay or a momentum."""
+Mapped = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+def model_from_torch(model: Contents[Tensor], *, optimiser: Contents[Tensor], lengths: Lengths) -> ForeignModel:
+    """`optimiser` is the file that holds its state: one of its own, or the model's."""
+    original = model.kind == "original"
+    settings, theirs = dict(model.facts["model"]), model.tensors.get("model", {})
+    if lengths.memory is not None:
+        settings["mem_len"] = lengths.memory
+    keys, layout = ("memory", ORIGINAL) if original else ("memory+1", NVIDIA)
+    config = with_lengths(config_from_settings(settings, theirs, same_length_keys=keys), lengths)
+    weights = single_precision(weights_from(theirs, config, layout))
+    arguments = model.facts.get("arguments", {})
+    state = None
+    if "optimiser" in optimiser.facts:
+        state = optimiser_state(
+            optimiser.facts["optimiser"],
+            optimiser.tensors.get("optimiser", {}),
+            order=settings["parameter_order"],
+            mapped=lambda momenta: weights_from(momenta, config, layout),
+            called=arguments.get("optim"),
+        )
+    step = state.step if isinstance(state, OptimiserState) else steps_taken(settings.get("step", 0), "train_step")
+    rules = {
+        "initial_memory": "empty, as that code starts",
+        "same_length_keys": f"{keys}, as that code counts",
+        "clusters": "their rows turned round, for that code has the last tail first",
+    }
+    if config.learned_positions:
+        rules["learned positions"] = "their rows turned round, for that code has the nearest last"
+    if config.frequencies == "float16":
+        rules["frequencies"] = "rounded to float16, for the file has them so"
+    return ForeignModel(
+        kind=model.kind,
+        model=config,
+        weights=weights,
+        segment=whole(settings.get("tgt_len")),
+        context=whole(settings.get("ext_len")) or 0,
+        step=step,
+        training=_training_settings(arguments),
+        vocabulary=model.facts.get("vocabulary"),
+        optimiser=state,
+        rules=rules,
+    )
+
+
+def contents_of_export(told: Mapping[str, Any], weights: Contents[Tensor]) -> Contents[Tensor]:
+    """Our own export for the authors' code: `told` is what their constructor is given."""
+    known = {name: told[name] for name in (*SETTINGS, "tgt_len", "ext_len") if name in told}
+    return Contents(kind="original", facts={"model": {**known, "parameter_order": []}}, tensors=weights.tensors)
 
 
 def config_from_settings(
@@ -68,6 +138,89 @@ def config_from_settings(
             " such a model can be used with memory 0 only, give `memory=0`"
         )
     return read(ModelConfig, fields, name="model")
+
+
+def _training_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """NVIDIA's command line, as far as ours has the same."""
+    names = {"max_step": "steps", "warmup_step": "warm_up", "lr": "learning_rate", "clip": "clip", "seed": "seed"}
+    kinds = {"lr": (int, float), "clip": (int, float)}
+    found: dict[str, Any] = {}
+    for theirs, ours in names.items():
+        value = arguments.get(theirs)
+        if type(value) in kinds.get(theirs, (int,)) and value is not None and value >= 0:
+            found[ours] = float(value) if theirs in kinds else value
+    return found
+
+
+# --- optimisers
+
+
+def optimiser_state(
+    facts: Mapping[str, Any], tensors: Mapping[str, Tensor], *, order: list[str], mapped: Mapped, called: object
+) -> OptimiserState | str:
+    """`order` names the parameters as the optimiser lists them; `called` is what its settings call it, where they do."""
+    if "left_out" in facts:
+        return str(facts["left_out"])
+    groups = facts["groups"]
+    if isinstance(called, str) and called not in ("adam", "adamw", "sgd"):
+        return f"{called} is no optimiser of ours"
+    if len(groups) != 1 or facts["others"]:
+        return "it has several groups of parameters, or fields that ours has not"
+    group = groups[0]
+    name = _name(group)
+    if name is None:
+        return "it is neither Adam with torch's own settings nor SGD"
+    if facts["parameters"] != len(order):
+        return f"it is for {facts['parameters']} parameters where the model has {len(order)}"
+    steps = set(facts["steps"].values())
+    steps |= {value.item() for key, value in tensors.items() if key.endswith(".step") and value.numel() == 1}
+    if len(steps) > 1:
+        return "its parameters have been updated a different number of times"
+    step = whole_step(steps.pop() if steps else 0)
+    if step is None:
+        return "the number of its steps is none that a training has"
+    rate, decay, momentum = (
+        _number(group, *names) for names in (("initial_lr", "lr"), ("weight_decay",), ("momentum",))
+    )
+    if rate is None or decay is None or momentum is None:
+        return "its rate, weight decay or momentum is no number"
+    found: dict[str, Tensor] = {}
+    for kind in MOMENTA:
+        theirs = {order[int(key.split(".")[0])]: value for key, value in tensors.items() if key.endswith(f".{kind}")}
+        if not theirs:
+            continue
+        try:
+            ours = mapped(theirs)
+        except TransformerXLError as error:
+            return f"its {kind} does not fit the weights ({error})"
+        for parameter, value in ours.items():
+            found[f"optimiser.{kind}.{parameter}"] = value.float().contiguous()
+            if name != "sgd":
+                found[f"optimiser.step.{parameter}"] = torch.tensor(float(step))
+    if name != "sgd" and not found:
+        return "it has taken no step yet"
+    return OptimiserState(
+        name=name, learning_rate=rate, weight_decay=decay, momentum=momentum, step=step, tensors=found
+    )
+
+
+def _number(group: Mapping[str, Any], *names: str) -> float | None:
+    """The first of these that is there; 0 for none."""
+    value = next((group[name] for name in names if group.get(name) is not None), 0.0)
+    return float(value) if type(value) in (int, float) and 0 <= value <= LARGEST_NUMBER else None
+
+
+def _name(group: Mapping[str, Any]) -> str | None:
+    if "amsgrad" in group:
+        if any(group.get(name) != value for name, value in TORCH_ADAM.items()):
+            return None
+        return "adamw" if group.get("decoupled_weight_decay") else "adam"
+    if "dampening" in group and not group.get("dampening") and not group.get("nesterov"):
+        return "sgd"
+    return None
+
+
+# --- and back
 
 
 def constructor_arguments(config: ModelConfig, *, segment: int, context: int) -> dict[str, object]:

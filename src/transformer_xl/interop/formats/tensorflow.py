@@ -6,6 +6,7 @@ comes from elsewhere. Kernels are [in, out] there and [out, in] here; TensorFlow
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,8 +14,18 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.fields import read
-from transformer_xl.errors import CheckpointError
-from transformer_xl.interop.formats.layout import check_shapes, shapes_of
+from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
+from transformer_xl.interop.formats.foreign_model import (
+    ForeignModel,
+    Lengths,
+    OptimiserState,
+    check_shapes,
+    shapes_of,
+    single_precision,
+    steps_taken,
+    whole,
+    with_lengths,
+)
 
 EPS = 1e-12
 SLOTS = {"exp_avg": "/Adam", "exp_avg_sq": "/Adam_1"}
@@ -31,6 +42,53 @@ LAYER_VECTORS = {
     "ff/LayerNorm/gamma": "feed_forward_norm.weight",
     "ff/LayerNorm/beta": "feed_forward_norm.bias",
 }
+
+
+TOLD = {"n_layer": "n_layer", "d_model": "d_model", "n_head": "n_head", "d_head": "d_head", "vocab_size": "vocabulary"}
+"""What a config.json beside the variables says of their sizes, theirs to ours."""
+
+
+def model_from_variables(
+    variables: Mapping[str, Tensor], *, told: Mapping[str, Any], told_in: Path | None, lengths: Lengths
+) -> ForeignModel:
+    """`told` is the content of a config.json beside the variables, where there is one."""
+    theirs = model_variables(variables)
+    names = {"mem_len": "memory", "same_length": "same_length", "dropout": "dropout", "dropatt": "attention_dropout"}
+    settings = {ours: told[name] for name, ours in names.items() if name in told}
+    clamp = told.get("clamp_len", -1)
+    config = config_from_variables(theirs, {**settings, "clamp_len": max(0, clamp) if type(clamp) is int else clamp})
+    for name, ours in TOLD.items():
+        if name in told and told[name] != getattr(config, ours):
+            raise ImportRefused(
+                f"{told_in}: {name} is {str(told[name])[:20]} where the checkpoint has {getattr(config, ours)}; it is another model's"
+            )
+    config = with_lengths(config, lengths)
+    weights = single_precision(weights_from_variables(theirs, config))
+    stepped = variables.get("global_step")
+    step = steps_taken(stepped.item(), "global_step") if stepped is not None and stepped.numel() == 1 else 0
+    evaluation = {"segment": "test_tgt_len", "memory": "test_mem_len", "clamp_len": "test_clamp_len"}
+    optimiser = _adam(variables, config, step)
+    rules = {
+        "sizes": "from the shapes of the variables",
+        "initial_memory": "zeros that are attended to, as that code computes",
+        "same_length_keys": "memory+1, as that code counts",
+        "clusters": "in the order of the paper",
+        "norm_eps": "1e-12, which that code has",
+    }
+    if isinstance(optimiser, OptimiserState):
+        rules["adam"] = (
+            "its epsilon, 1e-8, is added before the correction for the first steps there and after it here, which is the same but for those steps"
+        )
+    return ForeignModel(
+        kind="tensorflow",
+        model=config,
+        weights=weights,
+        segment=whole(told.get("tgt_len")),
+        step=step,
+        evaluation={ours: told[name] for ours, name in evaluation.items() if whole(told.get(name)) is not None},
+        optimiser=optimiser,
+        rules=rules,
+    )
 
 
 def model_variables(variables: Mapping[str, Tensor], slot: str = "") -> dict[str, Tensor]:
@@ -125,6 +183,22 @@ def weights_from_variables(variables: Mapping[str, Tensor], config: ModelConfig)
         raise CheckpointError(f"{min(left)} belongs to no Transformer-XL of the authors' TensorFlow code")
     check_shapes(shapes_of(ours), config)
     return ours
+
+
+def _adam(variables: Mapping[str, Tensor], config: ModelConfig, step: int) -> OptimiserState | str | None:
+    found: dict[str, Tensor] = {}
+    for kind, slot in SLOTS.items():
+        theirs = model_variables(variables, slot)
+        if not theirs:
+            return None
+        try:
+            ours = weights_from_variables(theirs, config)
+        except TransformerXLError as error:
+            return f"its {kind} does not fit the weights ({error})"
+        for name, value in ours.items():
+            found[f"optimiser.{kind}.{name}"] = value.float().contiguous()
+            found[f"optimiser.step.{name}"] = torch.tensor(float(step))
+    return OptimiserState(name="adam", step=step, tensors=found)
 
 
 def _take(variables: Mapping[str, Tensor], name: str, *, axes: tuple[int, ...]) -> Tensor:

@@ -1,7 +1,9 @@
-"""Reads foreign files in a process of its own, whose memory, time and output are limited by the system. No torch in here.
+"""Reads foreign files in a process of its own, whose memory, time and output are limited by the system. Started by `asking`, on the other side.
 
 request.json   {"jobs": [{"role", "path"}, ...], "memory", "seconds", "bytes"}
 -> ROLE.json and ROLE.safetensors for each job, or refused.json with the file and the sentence; unlimited where the system does not limit memory
+
+Numbers are copied from file to file piece by piece, because memory is scarce here.
 """
 
 import contextlib
@@ -9,14 +11,16 @@ import gc
 import json
 import mmap
 import resource
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop.quarantine.extraction import extract
-from transformer_xl.interop.quarantine.stand_ins import TensorPlace
-from transformer_xl.interop.quarantine.tensor_writing import bytes_of, write_safetensors
+from transformer_xl.interop.quarantine.stand_ins import DTYPES, Bytes, TensorPlace
 from transformer_xl.interop.quarantine.torch_files import read_torch_file
+
+CHUNK = 1 << 22
 
 
 def main(folder: Path) -> None:
@@ -47,24 +51,27 @@ def read_jobs(jobs: list[dict[str, str]], *, folder: Path) -> None:
 
 def read(path: Path, *, role: str, folder: Path) -> None:
     """The tensors first, the facts last: who finds the facts finds everything."""
-    target = folder / f"{role}.safetensors"
-    if role == "bundle":
-        from transformer_xl.interop.quarantine.tensor_bundle import (
-            read_bundle,  # with numpy, which the other formats do without
-        )
-
-        tensors = read_bundle(path)
-        write_safetensors(target, tensors)
-        facts: dict[str, Any] = {"kind": "tensorflow", "aliases": {}}
-    else:
-        file = read_torch_file(path)
-        found = extract(file.value)
-        first: dict[TensorPlace, str] = {}
-        aliases = {name: first[place] for name, place in found.tensors.items() if first.setdefault(place, name) != name}
-        own = {name: place for name, place in found.tensors.items() if name not in aliases}
-        write_safetensors(target, bytes_of(own, file))
-        facts = {"kind": found.kind, "aliases": aliases, **found.facts}
+    facts, tensors = _of_tensorflow(path) if role == "bundle" else _of_torch(path)
+    write_safetensors(folder / f"{role}.safetensors", tensors)
     (folder / f"{role}.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _of_torch(path: Path) -> tuple[dict[str, Any], dict[str, Bytes]]:
+    file = read_torch_file(path)
+    contents = extract(file.value)
+    named = {f"{part}.{name}": place for part, places in contents.tensors.items() for name, place in places.items()}
+    first: dict[TensorPlace, str] = {}
+    aliases = {name: first[place] for name, place in named.items() if first.setdefault(place, name) != name}
+    own = {name: file.bytes_of(place) for name, place in named.items() if name not in aliases}
+    return {"kind": contents.kind, "aliases": aliases, **contents.facts}, own
+
+
+def _of_tensorflow(path: Path) -> tuple[dict[str, Any], dict[str, Bytes]]:
+    # Late, because it takes numpy, which torch's files do without.
+    from transformer_xl.interop.quarantine.tensor_bundle import read_bundle
+
+    variables = {f"model.{name}": tensor for name, tensor in read_bundle(path).items()}
+    return {"kind": "tensorflow", "aliases": {}}, variables
 
 
 def refuse(folder: Path, path: Path, sentence: str) -> None:
@@ -90,3 +97,64 @@ def limit(*, memory: int, seconds: int, output: int) -> None:
     for kind, value in wanted.items():
         with contextlib.suppress(ValueError, OSError):  # a system that has no such limit
             resource.setrlimit(kind, (value, value))
+
+
+# --- numbers out
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Bytes]) -> None:
+    header: dict[str, object] = {}
+    position = 0
+    for name, tensor in tensors.items():
+        kind, width = DTYPES[tensor.dtype]
+        count = width
+        for size in tensor.shape:
+            count *= size
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [position, position + count]}
+        position += count
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for source, group in _by_file(tensors):
+            with source.open("rb") as file:
+                for tensor in group:
+                    _copy(file, tensor, out)
+
+
+def _by_file(tensors: Mapping[str, Bytes]) -> Iterable[tuple[Path, list[Bytes]]]:
+    group: list[Bytes] = []
+    for tensor in tensors.values():
+        if group and group[-1].path != tensor.path:
+            yield group[0].path, group
+            group = []
+        group.append(tensor)
+    if group:
+        yield group[0].path, group
+
+
+def _copy(file: IO[bytes], tensor: Bytes, out: IO[bytes]) -> None:
+    file.seek(tensor.start)
+    if tensor.strides is not None:
+        out.write(_gathered(file.read(tensor.length), tensor))
+        return
+    left = tensor.length
+    while left:
+        piece = file.read(min(CHUNK, left))
+        if not piece:
+            raise ImportRefused("it became shorter while it was read")
+        out.write(piece)
+        left -= len(piece)
+
+
+def _gathered(data: bytes, tensor: Bytes) -> bytes:
+    """The numbers in the tensor's own order. That they all lie in `data` was checked when the tensor was found."""
+    import numpy as np
+
+    width = DTYPES[tensor.dtype][1]
+    words = np.frombuffer(data, dtype=f"V{width}", count=len(data) // width)
+    assert tensor.strides is not None
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    assert last < len(words)
+    strides = tuple(stride * width for stride in tensor.strides)
+    return np.lib.stride_tricks.as_strided(words, tensor.shape, strides, writeable=False).tobytes()

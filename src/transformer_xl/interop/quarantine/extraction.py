@@ -5,11 +5,12 @@ Every reader looks for known names at known depths and takes exact types only; w
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop.quarantine.stand_ins import Object, TensorPlace
 
+T = TypeVar("T")
 DEEPEST_MODULE = 16
 ORIGINAL_MODEL = "mem_transformer MemTransformerLM"
 WRAPPED = "torch.nn.parallel.data_parallel DataParallel"
@@ -19,16 +20,17 @@ SCALARS = (int, float, bool, str, type(None))
 OPTIMISER_FIELDS = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
-@dataclass(kw_only=True)
-class Found:
-    """What a file holds: facts by section (model, vocabulary, optimiser), and the tensors of each."""
+@dataclass(frozen=True, kw_only=True)
+class Contents(Generic[T]):
+    """What a file holds: facts by section (model, arguments, vocabulary, optimiser), and the tensors of each by name. Here a tensor is where it
+    lies; in the process that asked, its numbers."""
 
     kind: str
     facts: dict[str, Any] = field(default_factory=dict)
-    tensors: dict[str, TensorPlace] = field(default_factory=dict)
+    tensors: dict[str, dict[str, T]] = field(default_factory=dict)
 
 
-def extract(value: object) -> Found:
+def extract(value: object) -> Contents[TensorPlace]:
     """Recognises the value by its content, not by its file's name."""
     if isinstance(value, Object):
         if value.name == WRAPPED:
@@ -36,20 +38,21 @@ def extract(value: object) -> Found:
         if isinstance(value, Object) and value.name == ORIGINAL_MODEL:
             return _original(value)
         if isinstance(value, Object) and value.name in (*CORPORA, *VOCABULARIES):
-            return Found(kind="vocabulary", facts={"vocabulary": vocabulary(value)})
+            return Contents(kind="vocabulary", facts={"vocabulary": vocabulary(value)})
     if isinstance(value, dict):
         if "model_state" in value and "model_config" in value:
             return _nvidia(value)
         if "param_groups" in value and "state" in value:
-            found = Found(kind="optimiser")
-            _optimiser(value, found)
-            return found
+            facts, tensors = _optimiser(value)
+            return Contents(kind="optimiser", facts={"optimiser": facts}, tensors={"optimiser": tensors})
         if "sym2idx" in value or "idx2sym" in value:
-            return Found(kind="vocabulary", facts={"vocabulary": vocabulary(value)})
+            return Contents(kind="vocabulary", facts={"vocabulary": vocabulary(value)})
         if value and all(type(name) is str and isinstance(item, TensorPlace) for name, item in value.items()):
-            return Found(kind="weights", tensors={f"model.{name}": item for name, item in value.items()})
+            return Contents(kind="weights", tensors={"model": value})
         if "optimizer_state_dict" in value:
-            return Found(kind="optimiser", facts={"optimiser": {"left_out": "it is apex's, with weights of its own"}})
+            return Contents(
+                kind="optimiser", facts={"optimiser": {"left_out": "it is apex's, with weights of its own"}}
+            )
     raise ImportRefused(f"it holds {_described(value)}: no Transformer-XL, vocabulary or optimiser that is known here")
 
 
@@ -65,7 +68,7 @@ def _described(value: object) -> str:
 # --- the authors' PyTorch model
 
 
-def _original(model: Object) -> Found:
+def _original(model: Object) -> Contents[TensorPlace]:
     parameters, buffers = dict(_tensors(model, "_parameters")), dict(_tensors(model, "_buffers"))
     facts = _settings(model, "the model", _MODEL_FIELDS)
     softmax, layer = _child(model, "crit"), _child(model, "layers", "0")
@@ -87,8 +90,7 @@ def _original(model: Object) -> Found:
             order.append(name)
             seen.add(place)
     facts["parameter_order"] = order
-    tensors = {f"model.{name}": place for name, place in {**parameters, **buffers}.items()}
-    return Found(kind="original", facts={"model": facts}, tensors=tensors)
+    return Contents(kind="original", facts={"model": facts}, tensors={"model": {**parameters, **buffers}})
 
 
 _MODEL_FIELDS: dict[str, type] = {
@@ -147,33 +149,30 @@ def _child(module: Object, *path: str) -> Object:
 # --- NVIDIA's checkpoint
 
 
-def _nvidia(value: dict[Any, Any]) -> Found:
+def _nvidia(value: dict[Any, Any]) -> Contents[TensorPlace]:
     state, config = value["model_state"], value["model_config"]
     if not isinstance(config, dict):
         raise ImportRefused("its model_config is no table")
-    found = Found(kind="nvidia")
-    found.tensors = {f"model.{name}": place for name, place in _named_tensors(state, "model_state").items()}
-    facts = {str(name): item for name, item in config.items() if type(item) in SCALARS}
-    facts["cutoffs"] = _whole_numbers(config.get("cutoffs"), "model_config.cutoffs")
-    facts["tie_projs"] = _flags(config.get("tie_projs"), "model_config.tie_projs")
-    facts["parameter_order"] = [
-        name
-        for name in _named_tensors(state, "model_state")
-        if not name.startswith(("crit.shared_out_projs.", "pos_emb."))
+    weights = _named_tensors(state, "model_state")
+    settings = {str(name): item for name, item in config.items() if type(item) in SCALARS}
+    settings["cutoffs"] = _whole_numbers(config.get("cutoffs"), "model_config.cutoffs")
+    settings["tie_projs"] = _flags(config.get("tie_projs"), "model_config.tie_projs")
+    settings["parameter_order"] = [
+        name for name in weights if not name.startswith(("crit.shared_out_projs.", "pos_emb."))
     ]
-    facts["step"] = value["train_step"] if type(value.get("train_step")) is int else 0
+    settings["step"] = value["train_step"] if type(value.get("train_step")) is int else 0
+    found = Contents(kind="nvidia", facts={"model": settings}, tensors={"model": weights})
     arguments = value.get("args")
     if isinstance(arguments, Object):
         found.facts["arguments"] = {
             str(name): item for name, item in arguments.attributes.items() if type(item) in SCALARS
         }
-    found.facts["model"] = facts
     if value.get("vocab") is not None:
-        found.facts["vocabulary"] = vocabulary(value["vocab"])
         dataset = found.facts.get("arguments", {}).get("dataset")
-        found.facts["vocabulary"]["dataset"] = dataset if type(dataset) is str else None
+        named = {"dataset": dataset if type(dataset) is str else None}
+        found.facts["vocabulary"] = vocabulary(value["vocab"]) | named
     if isinstance(value.get("optimizer_state"), dict):
-        _optimiser(value["optimizer_state"], found)
+        found.facts["optimiser"], found.tensors["optimiser"] = _optimiser(value["optimizer_state"])
     return found
 
 
@@ -230,7 +229,7 @@ def _symbols(listed: object, numbered: object) -> list[str]:
 # --- optimisers
 
 
-def _optimiser(value: dict[Any, Any], found: Found) -> None:
+def _optimiser(value: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
     """The state of each parameter by its place in the list of parameters; the list itself names them by numbers of its own."""
     groups, state = value.get("param_groups"), value.get("state")
     if not isinstance(groups, list) or not isinstance(state, dict):
@@ -248,6 +247,7 @@ def _optimiser(value: dict[Any, Any], found: Found) -> None:
         settings.append(plain)
     if any(type(key) is not int for key in keys) or len(set(keys)) != len(keys):
         raise ImportRefused("the optimiser's state is damaged: a parameter is listed twice or without a number")
+    tensors: dict[str, TensorPlace] = {}
     steps: dict[str, int | float] = {}
     others: set[str] = set()
     for number, key in enumerate(keys):
@@ -255,11 +255,10 @@ def _optimiser(value: dict[Any, Any], found: Found) -> None:
             if name not in OPTIMISER_FIELDS:
                 others.add(str(name)[:40])
             elif isinstance(item, TensorPlace):
-                found.tensors[f"optimiser.{number}.{name}"] = item
+                tensors[f"{number}.{name}"] = item
             elif type(item) in (int, float) and name == "step":
                 steps[str(number)] = item
-    facts = {"groups": settings, "parameters": len(keys), "steps": steps, "others": sorted(others)}
-    found.facts["optimiser"] = facts
+    return {"groups": settings, "parameters": len(keys), "steps": steps, "others": sorted(others)}, tensors
 
 
 # --- exact types

@@ -1,12 +1,14 @@
-"""The names a pickle may use, each by its whole dotted name, and the inert thing it stands for. Whatever is not here is refused.
+"""The names a pickle may use, each by its whole dotted name, and the inert thing that stands in for it. Whatever is not here is refused.
 
 No name stands for the class or function it names: an object becomes an `Object` (a name and a table of attributes), a dictionary of any kind a
-plain dictionary, a tensor a `TensorPlace` (where its numbers lie), and what has no use here an `Object` that nobody looks into.
+plain dictionary, a tensor a `TensorPlace` (which numbers of a storage it has), and what has no use here an `Object` that nobody looks into.
+Once the file is known to the end, a tensor is `Bytes`: where its numbers lie in which file, whatever the format.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from transformer_xl.errors import ImportRefused
@@ -63,6 +65,19 @@ class TensorPlace:
                 return False
             expected *= size
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bytes:
+    """A tensor whose numbers lie in a row in some file."""
+
+    path: Path
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+    length: int
+    strides: tuple[int, ...] | None = None
+    """Where they do not lie in the order of the tensor; `length` then is that of the whole storage."""
 
 
 DTYPES = {

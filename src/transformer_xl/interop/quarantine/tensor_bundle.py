@@ -8,12 +8,14 @@ Every length is checked against the bytes that are there, every block and every 
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.quarantine.crc32c import crc32c
-from transformer_xl.interop.quarantine.stand_ins import DTYPES
-from transformer_xl.interop.quarantine.tensor_writing import Bytes
+from transformer_xl.interop.quarantine.stand_ins import DTYPES, Bytes
 
 FOOTER = 48
 TABLE_MAGIC = 0xDB4775248B80FB57
@@ -31,6 +33,10 @@ TYPES = {
     6: "int8",
 }
 CHECKED_AT_ONCE = 64 << 20
+POLYNOMIAL = 0x82F63B78
+ROWS = 4096
+SHORTEST_FOR_ROWS = ROWS * 64
+Words = NDArray[np.uint32]
 
 
 def read_bundle(index: Path) -> dict[str, Bytes]:
@@ -65,7 +71,7 @@ def read_bundle(index: Path) -> dict[str, Bytes]:
         if shard >= shards or size != needed or offset + size > sizes[shard]:
             raise ImportRefused(f"{name} does not lie inside {paths[min(shard, shards - 1)].name}, or has another size")
         found[name] = Bytes(path=paths[shard], start=offset, dtype=dtype, shape=shape, length=size)
-        _check_tensor(name, found[name], _fixed(fields, 6))
+        _check_tensor(name, found[name], _number(fields, 6, default=0))
     if sum(tensor.length for tensor in found.values()) > sum(sizes):
         raise ImportRefused("its variables overlap")
     return dict(sorted(found.items(), key=lambda item: (str(item[1].path), item[1].start)))
@@ -102,7 +108,7 @@ def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]
     if data[offset + size] != 0:
         raise ImportRefused("a block of the index is compressed, which the authors' checkpoints are not")
     stored = int.from_bytes(data[offset + size + 1 : offset + size + 5], "little")
-    if _unmasked(stored) != crc32c(data[offset : offset + size + 1]):
+    if _unmasked(stored) != _crc32c(data[offset : offset + size + 1]):
         raise ImportRefused("a block of the index is damaged: its checksum is another")
     block = data[offset : offset + size]
     if size < 4:
@@ -158,10 +164,6 @@ def _number(fields: dict[int, list[int | bytes]], number: int, *, default: int) 
     return value
 
 
-def _fixed(fields: dict[int, list[int | bytes]], number: int) -> int:
-    return _number(fields, number, default=0)
-
-
 def _shape(fields: dict[int, list[int | bytes]]) -> tuple[int, ...]:
     dimensions = [item for shape in fields.get(2, []) for item in _fields(_text(shape)).get(2, [])]
     sizes = [_number(_fields(_text(dimension)), 1, default=0) for dimension in dimensions]
@@ -207,7 +209,7 @@ def _check_tensor(name: str, tensor: Bytes, stored: int) -> None:
             piece = file.read(min(CHECKED_AT_ONCE, left))
             if not piece:
                 raise ImportRefused(f"{tensor.path.name} became shorter while it was read")
-            found, left = crc32c(piece, found), left - len(piece)
+            found, left = _crc32c(piece, found), left - len(piece)
     if _unmasked(stored) != found:
         raise ImportRefused(f"{name} is damaged: its checksum is another")
 
@@ -216,3 +218,77 @@ def _unmasked(stored: int) -> int:
     """TensorFlow stores a checksum turned and shifted, so that a checksum of checksums is no special case."""
     turned = (stored - 0xA282EAD8) & 0xFFFFFFFF
     return ((turned << 15) | (turned >> 17)) & 0xFFFFFFFF
+
+
+def _crc32c(data: bytes, before: int = 0) -> int:
+    """The checksum of `data`, going on from the one of what came before it; Python has none of its own.
+
+    Little is summed byte by byte. Much is cut into rows that are summed together, one column of eight bytes after another; the rows' sums are then
+    joined two by two, each time moving the left one over the zeros that the right one's length stands for.
+    """
+    columns = len(data) // ROWS // 8 * 8
+    crc = before ^ 0xFFFFFFFF
+    rest = data
+    if len(data) >= SHORTEST_FOR_ROWS:
+        crc = _many(np.frombuffer(data, dtype=np.uint8, count=columns * ROWS).reshape(ROWS, columns), crc)
+        rest = data[columns * ROWS :]
+    table = _tables()[0].tolist()
+    for byte in rest:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def _many(rows: NDArray[np.uint8], start: int) -> int:
+    by_pairs = _pair_tables()
+    crc = np.zeros(len(rows), dtype=np.uint32)
+    crc[0] = start
+    # A column of all rows lies together, and four of them make eight bytes.
+    pairs = np.ascontiguousarray(rows.view("<u2").T)
+    for column in range(0, len(pairs), 4):
+        first = by_pairs[3].take(pairs[column] ^ crc.astype(np.uint16))
+        second = by_pairs[2].take(pairs[column + 1] ^ (crc >> np.uint32(16)).astype(np.uint16))
+        crc = first ^ second ^ by_pairs[1].take(pairs[column + 2]) ^ by_pairs[0].take(pairs[column + 3])
+    shift = _zeros(rows.shape[1])
+    while len(crc) > 1:
+        crc = _times(shift, crc[0::2]) ^ crc[1::2]
+        shift = _times(shift, shift)
+    return int(crc[0])
+
+
+@cache
+def _tables() -> Words:
+    """[8, 256]: what a byte adds when 0 to 7 further bytes follow it."""
+    crc = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        crc = np.where(crc & 1, (crc >> 1) ^ np.uint32(POLYNOMIAL), crc >> 1).astype(np.uint32)
+    tables = [crc]
+    for _ in range(7):
+        tables.append(tables[0][tables[-1] & 0xFF] ^ (tables[-1] >> 8))
+    return np.stack(tables)
+
+
+@cache
+def _pair_tables() -> Words:
+    """[4, 65536]: the same for two bytes, when 0, 2, 4 or 6 further bytes follow them."""
+    low, high = np.arange(65536) & 0xFF, np.arange(65536) >> 8
+    tables = _tables()
+    return np.stack([tables[2 * n + 1][low] ^ tables[2 * n][high] for n in range(4)])
+
+
+def _zeros(count: int) -> Words:
+    """What `count` bytes of zeros do to a checksum: the images of its 32 bits."""
+    result = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    one = _tables()[0][result & 0xFF] ^ (result >> 8)
+    while count:
+        if count & 1:
+            result = _times(one, result)
+        one = _times(one, one)
+        count >>= 1
+    return result
+
+
+def _times(matrix: Words, vectors: Words) -> Words:
+    result = np.zeros_like(vectors)
+    for bit in range(32):
+        result ^= np.where((vectors >> np.uint32(bit)) & 1, matrix[bit], np.uint32(0)).astype(np.uint32)
+    return result

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop.quarantine.pickles import read_pickle
-from transformer_xl.interop.quarantine.stand_ins import DTYPES, STORAGE_NAMES, Name, Storage
+from transformer_xl.interop.quarantine.stand_ins import DTYPES, STORAGE_NAMES, Bytes, Name, Storage, TensorPlace
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
@@ -29,6 +29,20 @@ class TorchFile:
     value: Any
     places: dict[str, tuple[int, int]]
     """Storage key -> where its bytes begin, and how many there are."""
+
+    def bytes_of(self, tensor: TensorPlace) -> Bytes:
+        storage, contiguous = tensor.storage, tensor.contiguous
+        width = DTYPES[storage.dtype][1]
+        begin, length = self.places[storage.key]
+        skipped = (storage.start + tensor.offset) * width
+        return Bytes(
+            path=self.path,
+            start=begin + skipped,
+            dtype=storage.dtype,
+            shape=tensor.shape,
+            length=tensor.elements * width if contiguous else length - skipped,
+            strides=None if contiguous else tensor.strides,
+        )
 
 
 def read_torch_file(path: Path) -> TorchFile:

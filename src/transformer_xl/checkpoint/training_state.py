@@ -1,0 +1,141 @@
+"""What exact resuming needs beside the weights to use: tensors (training.safetensors) and counters (training.json). Whoever saves such a state, a
+trainer or an import, fills these fields; what a file gives is checked as it comes in. Knows no model: `training.saved_state` asks whether it fits one.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from transformer_xl.config.fields import read
+from transformer_xl.errors import CheckpointError, TransformerXLError, shown
+
+T = TypeVar("T")
+MOST = 1 << 53
+"""No counter of ours gets there, and up to there every whole number is also a float."""
+
+
+@dataclass
+class Window:
+    """What one line of metrics.jsonl sums up: the steps since the last."""
+
+    nats: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    norm: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """torch's GradScaler, by its own names."""
+
+    scale: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    _growth_tracker: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """training.json, in the order of its fields: those of `Session` under the same names."""
+
+    step: int
+    tokens: int
+    seconds: float
+    skipped: int
+    rate_scale: float
+    best_nats: float | None
+    average_count: int
+    window: Window
+    lanes: dict[str, Any] | None = None
+    """Where the data are read on; None: from their beginning, as an imported run does."""
+    data: str | None = None
+    """The fingerprint of the text; none in what was saved before it was kept, or is imported."""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    """The fields of `Scaling`; empty where it was saved without one."""
+    ranks: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        unsaid = {"data": None, "ranks": 1}
+        return {name: value for name, value in asdict(self).items() if name not in unsaid or value != unsaid[name]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], *, path: Path) -> "Counters":
+        """Refuses by the name of `path` and of the field what no training can have saved."""
+        for name in ("lanes", "scaler"):
+            if not isinstance(values.get(name, ""), dict) and (name, values.get(name, "")) != ("lanes", None):
+                raise CheckpointError(f"{path}: {name} is missing, or is no table of fields")
+        if not isinstance(values.get("data", ""), str):  # null, too: who does not know the text leaves it out
+            raise CheckpointError(f"{path}: data: expected a word, found {shown(values['data'])}")
+        tables = {name: values[name] for name in ("lanes", "scaler")}
+        numbers = {name: value for name, value in values.items() if name not in tables}
+        found = replace(_fields(cls, numbers, path=path), **tables)
+        _check_counters(found, path=path)
+        if found.lanes is None and found.tokens:
+            raise CheckpointError(
+                f"{path}: lanes is null, so where the data go on after {found.tokens:,} tokens is not known"
+            )
+        if found.scaler:
+            _check_scaling(_fields(Scaling, found.scaler, path=path, name="scaler"), path=path)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    tensors: dict[str, Tensor]
+    counters: Counters
+
+
+# --- what cannot be
+
+
+def _fields(kind: type[T], values: Mapping[str, Any], *, path: Path, name: str = "") -> T:
+    try:
+        return read(kind, values, name=name)
+    except TransformerXLError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _check_counters(found: Counters, *, path: Path) -> None:
+    window = found.window
+    best = 0.0 if found.best_nats is None else found.best_nats
+    rules = {
+        "step": (found.step, 0, MOST),
+        "tokens": (found.tokens, 0, MOST),
+        "seconds": (found.seconds, 0, MOST),
+        "skipped": (found.skipped, 0, found.step),
+        "rate_scale": (found.rate_scale, 0, 1),
+        "best_nats": (best, 0, MOST),
+        "average_count": (found.average_count, 0, found.step),
+        "window.nats": (window.nats, 0, MOST),
+        "window.tokens": (window.tokens, 0, MOST),
+        "window.seconds": (window.seconds, 0, MOST),
+        "window.steps": (window.steps, min(1, window.tokens), found.step),
+        "window.norm": (window.norm, 0, math.inf),
+        "ranks": (found.ranks, 1, MOST),
+    }
+    _check_ranges(rules, path=path)
+
+
+def _check_scaling(found: Scaling, *, path: Path) -> None:
+    tiny, largest, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max, torch.iinfo(torch.int32).max
+    rules = {
+        "scaler.scale": (found.scale, tiny, largest),
+        "scaler.growth_factor": (found.growth_factor, 1, largest),
+        "scaler.backoff_factor": (found.backoff_factor, tiny, 1),
+        "scaler.growth_interval": (found.growth_interval, 1, most),
+        "scaler._growth_tracker": (found._growth_tracker, 0, most),
+    }
+    _check_ranges(rules, path=path)
+
+
+def _check_ranges(rules: Mapping[str, tuple[float, float, float]], *, path: Path) -> None:
+    for name, (value, least, most) in rules.items():
+        if not (math.isfinite(value) and least <= value <= most):
+            raise CheckpointError(f"{path}: {name} is {value}; it must be a number from {least} to {most}")
