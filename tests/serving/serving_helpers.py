@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 
 from transformer_xl.library import load
-from transformer_xl.serving.api.app import make_server
+from transformer_xl.serving.api.app import make_app
 from transformer_xl.serving.api.models import Served
-from transformer_xl.serving.http.server import Server
+from transformer_xl.serving.http.server import Server, make_server
 from transformer_xl.serving.limits import Limits
 
 JSON = {"Content-Type": "application/json"}
@@ -88,7 +88,7 @@ def in_thread(
 ) -> Iterator[Running]:
     limits = limits or Limits()
     models = [Served(run.name, load(run, memory=memory).checkpoint, limits=limits) for run in runs]
-    server = make_server(models, limits=limits, key=key, **options)
+    server = make_server(make_app(models, limits=limits, key=key, **options), limits=limits)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from serving_helpers import in_thread
 
-from transformer_xl.batching.lanes import Wish
+from transformer_xl.batching.lanes import TextOptions
 from transformer_xl.cli import main
 from transformer_xl.serving.api import completions
 from transformer_xl.serving.limits import Limits
@@ -155,13 +155,13 @@ def test_pages_talk_only_to_the_server_they_came_from(server):
 )
 def test_w5_what_openapi_describes_is_what_happens(trained_run, tmp_path, monkeypatch, examples, phases):
     """Requests made from the server's own description, broken ones among them; of long texts only the beginning is written."""
-    asked = completions.wish
+    asked = completions.text_options
 
-    def short(*arguments: Any, **options: Any) -> Wish:
-        wish = asked(*arguments, **options)
-        return replace(wish, tokens=min(wish.tokens, 16))
+    def short(*arguments: Any, **options: Any) -> TextOptions:
+        found = asked(*arguments, **options)
+        return replace(found, tokens=min(found.tokens, 16))
 
-    monkeypatch.setattr(completions, "wish", short)
+    monkeypatch.setattr(completions, "text_options", short)
     (tmp_path / "saved").mkdir()
     report = tmp_path / "report.ndjson"
     limits = Limits(sessions=10_000)

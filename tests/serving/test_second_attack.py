@@ -17,8 +17,9 @@ import pytest
 from serving_helpers import Running, in_thread
 
 from transformer_xl import files
-from transformer_xl.batching.events import Mailbox
-from transformer_xl.batching.scheduler import Counts, Scheduler, Task
+from transformer_xl.batching.events import Failure, Mailbox
+from transformer_xl.batching.requests import ReadRequest
+from transformer_xl.batching.scheduler import Counts, Scheduler
 from transformer_xl.data.text.tokenizers import (
     BytePairTokenizer,
     ByteTokenizer,
@@ -64,20 +65,20 @@ def test_what_was_cancelled_is_let_go_at_once_and_never_computed():
         scheduler = Scheduler("small", counts=Counts(), proof=lambda: None)
         scheduler.start()
         first = Mailbox(deadline=time.monotonic() + 60)
-        scheduler.submit(Task(long(), mailbox=first))
+        scheduler.submit(ReadRequest(long(), mailbox=first))
         assert begun.wait(10)
         for number in range(200):
             mailbox = Mailbox(deadline=time.monotonic() + 60)
-            scheduler.submit(Task(other(number), mailbox=mailbox))
+            scheduler.submit(ReadRequest(other(number), mailbox=mailbox))
             mailbox.cancelled = True
             scheduler.wake()
             assert scheduler.under_way == 1
         late, last = Mailbox(deadline=time.monotonic() + 0.05), Mailbox(deadline=time.monotonic() + 60)
-        scheduler.submit(Task(other(-1), mailbox=late))
-        scheduler.submit(Task(other(1000), mailbox=last))
+        scheduler.submit(ReadRequest(other(-1), mailbox=late))
+        scheduler.submit(ReadRequest(other(1000), mailbox=last))
         await asyncio.sleep(0.1)
         go_on.set()
-        assert (await asyncio.wait_for(late.next(), 10))[1].status == 504
+        assert (await asyncio.wait_for(late.next(), 10))[1] is Failure.TOO_LATE
         assert (await asyncio.wait_for(last.next(), 10))[1].result == "done"
         assert scheduler.close()
         assert computed == [1000]

@@ -90,10 +90,8 @@ def _of_cgroups(root: Path) -> Iterator[int]:
         if controllers == "":
             top, most, now, file = mounted, "memory.max", "memory.current", "inactive_file"
         elif "memory" in controllers.split(","):
-            top, most, now, file = (
-                *(mounted / "memory", "memory.limit_in_bytes"),
-                *("memory.usage_in_bytes", "total_inactive_file"),
-            )
+            top, file = mounted / "memory", "total_inactive_file"
+            most, now = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
         own = top / path.strip("/")

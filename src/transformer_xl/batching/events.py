@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 
 from transformer_xl.decoding import TextStream
 from transformer_xl.decoding.distribution import Words
@@ -96,18 +97,21 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A task's result."""
+    """A text was read, and this was found."""
 
     result: object
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    status: int
-    message: str
+class Failure(Enum):
+    """Why nothing more is told."""
+
+    FAILED = "the model failed on it"
+    TOO_LATE = "the model took too long over it"
+    UNANSWERED = "it is too late, and the model's thread has not even said so"
+    STOPPING = "nobody is answered any more"
 
 
-Event = Wrote | Ended | Done | Failed
+Event = Wrote | Ended | Done | Failure
 
 
 class Mailbox:
@@ -140,7 +144,7 @@ class Mailbox:
             self._last[index] = event
         self._queue.put_nowait((index, event))
 
-    def end(self, failure: Failed) -> None:
+    def end(self, failure: Failure) -> None:
         """At once, before anything that still waits to be told: nobody has the time for that any more. Only on the loop's own thread."""
         while not self._queue.empty():
             self._queue.get_nowait()

@@ -4,20 +4,22 @@ prompt read alone -> first token drawn alone -> joins          step   read the t
                                                                leave  the last lanes move up into the free places
 """
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
-from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.decoding import Sampler, Sampling, TextStream
 from transformer_xl.decoding import lanes as decoding
 from transformer_xl.decoding.distribution import Lane, Question, best
 from transformer_xl.decoding.lanes import Picked
 from transformer_xl.inference.reader import Reader
 from transformer_xl.native import FEW
+
+if TYPE_CHECKING:
+    from transformer_xl.batching.requests import WriteRequest
 
 LANES = FEW
 """Texts that one model writes side by side: so many vectors the kernels multiply with the same bits for each, whatever the others are."""
@@ -28,7 +30,7 @@ class ModelFault(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class TextOptions:
     """What is asked of one text."""
 
     sampling: Sampling
@@ -45,37 +47,29 @@ class Wish:
 class Writing:
     """One text under way."""
 
-    def __init__(self, wish: Wish, tokenizer: Tokenizer, *, mailbox: Mailbox, index: int, suspected: int = 0) -> None:
-        self.wish, self.tokenizer, self.mailbox, self.index = wish, tokenizer, mailbox, index
-        self.suspected = suspected
-        """How often it was in a step that failed."""
+    def __init__(self, options: TextOptions, *, request: "WriteRequest", mailbox: Mailbox, index: int) -> None:
+        self.options, self.request, self.mailbox, self.index = options, request, mailbox, index
         self.ended = False
-        self.restart: Callable[..., Generator[Any, None, None]]
-        """Given [the text] and how many tokens to draw alone: the work from its prompt on."""
-
-    def anew(self) -> "Writing":
-        """The same from its beginning, after a failure."""
-        return Writing(self.wish, self.tokenizer, mailbox=self.mailbox, index=self.index, suspected=self.suspected + 1)
 
     def begin(self, text: TextStream, past: Collection[int]) -> None:
         """`text` stands where the new text begins, after the tokens `past`."""
-        self._text, self._drawn, self._told = text.fork(stop=self.wish.stop), 0, self.mailbox.drawn[self.index]
-        self.sampler = Sampler(self.wish.sampling)
+        self._text, self._drawn, self._told = text.fork(stop=self.options.stop), 0, self.mailbox.drawn[self.index]
+        self.sampler = Sampler(self.options.sampling)
         self.sampler.saw(past)
 
     @property
     def wants_tokens_only(self) -> bool:
-        return self.wish.likeliest is None
+        return self.options.likeliest is None
 
     @property
     def forgets_after(self) -> int | None:
-        return self.wish.segment
+        return self.options.segment
 
     def pick(self, lane: Lane) -> Question[Picked]:
         token = yield from self.sampler.pick(lane)
-        if self.wish.likeliest is None:
+        if self.options.likeliest is None:
             return Picked(token)
-        likeliest = (yield from best(lane, self.wish.likeliest)) if self.wish.likeliest else None
+        likeliest = (yield from best(lane, self.options.likeliest)) if self.options.likeliest else None
         return Picked(token, lane.log_probability(token), likeliest)
 
     def accept(self, picked: Picked, reader: Reader, place: int) -> list[Event]:
@@ -83,13 +77,13 @@ class Writing:
         self._drawn += 1
         start = self._text.characters
         piece = self._text.push(picked.token)
-        reason = "stop" if self._text.stopped else "length" if self._drawn == self.wish.tokens else None
+        reason = "stop" if self._text.stopped else "length" if self._drawn == self.options.tokens else None
         if reason:
             piece += self._text.finish()
         events: list[Event] = []
         if self._drawn > self._told:
             figures = None
-            if self.wish.likeliest is not None:
+            if self.options.likeliest is not None:
                 figures = Figures()
                 figures.add(
                     picked.token, start=start, log_probability=picked.log_probability, likeliest=picked.likeliest
@@ -97,7 +91,7 @@ class Writing:
             events.append(Wrote(text=piece, figures=figures))
         if reason:
             self.ended = True
-            events.append(Ended(reason=reason, state=self._state(picked, reader, place) if self.wish.keep else None))
+            events.append(Ended(reason=reason, state=self._state(picked, reader, place) if self.options.keep else None))
         return events
 
     def _state(self, picked: Picked, reader: Reader, place: int) -> tuple[Reader, TextStream]:
@@ -106,10 +100,14 @@ class Writing:
         return own, self._text.fork(stop=())
 
 
+TextEvents = list[tuple[Writing, Event]]
+"""What there is to tell, each of its text."""
+
+
 class Lanes(decoding.Lanes[Writing]):
     """The loop, with what there is to tell of each token. Those that are at their end leave."""
 
-    def step(self) -> list[tuple[Writing, Event]]:
+    def step(self) -> TextEvents:
         drawn = list(zip(self.writers, self.next(), strict=True))
         assert self.reader is not None
         events = [

@@ -1,8 +1,8 @@
 """One thread that owns a model: between any two pieces of reading for one request it writes a token for all others.
 
-    submit -> task  read 512 tokens . read . read . draw the first token -> lanes
-              task                  .      .
-              lanes   step . step   . step .  ...                           (all texts of all requests, one step each)
+    submit -> request  read 512 tokens . read . read . draw the first token -> lanes
+              request                  .      .
+              lanes      step . step   . step .  ...                           (all texts of all requests, one step each)
 
 A piece of work that raises fails its own request. A step of the lanes that raises or never comes back, or a change of who is in them, makes every
 text in it a suspect, because an engine that was left half changed is never read with again: each is begun anew, alone, up to the token after the last
@@ -18,13 +18,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_xl.batching.events import Done, Event, Failed, Mailbox, Outbox, Wrote
-from transformer_xl.batching.lanes import LANES, Lanes, Writing
-from transformer_xl.batching.orders import Order, Piece
+from transformer_xl.batching.events import Done, Ended, Failure, Mailbox, Outbox, Wrote
+from transformer_xl.batching.lanes import LANES, Lanes, TextEvents, Writing
+from transformer_xl.batching.requests import Finished, LanesReady, Output, Request, Status, TokensRead
 from transformer_xl.inference.reader import CHUNK
 
 log = logging.getLogger("transformer_xl.batching")
@@ -32,12 +32,8 @@ log = logging.getLogger("transformer_xl.batching")
 JOIN_SECONDS = 1.0
 PROOF_SECONDS = 1.0
 """Between two proofs, while they fail."""
-MOST_SUSPECTED = 3
-"""A text that was in more failed steps than this, though each time it passed alone, joins the others no more."""
 STEP_TOKENS = CHUNK // LANES
 """A token drawn alone takes about as long as so many that are read: no text that is begun anew keeps all others waiting."""
-FAILED = Failed(status=500, message="the model failed on this request; nothing of it was kept")
-TOO_LATE = Failed(status=504, message="the model took too long over this request; ask for less, or try again")
 
 
 @dataclass
@@ -55,21 +51,14 @@ class Counts:
 State = Literal["ok", "stuck", "dead", "not answering"]
 
 
-class Task:
-    """Work in pieces; what it returns is told the request as done, None where its texts tell it all."""
-
-    def __init__(self, pieces: Generator[Piece, None, object], *, mailbox: Mailbox) -> None:
-        self.pieces, self.mailbox = pieces, mailbox
-        self.ready: Lanes | None = None
-        """Lanes that wait for room."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
-    """What the thread is at: one value, so that whoever looks never sees the half of it."""
+    """What the thread is at: one value, so that whoever looks never sees the half of it. Neither of both is the proof that it can answer."""
 
-    on: Task | list[Writing] | None
-    """A task, the texts whose lanes are being read or changed, or the proof that it can answer."""
+    request: Request | None = None
+    """A piece of it."""
+    texts: list[Writing] | None = None
+    """Their lanes are being read or changed."""
     since: float
 
 
@@ -88,7 +77,8 @@ class Scheduler:
         self._proof = proof
         self._prove_at: float | None = None
         """When the next proof is due; None: there is no doubt."""
-        self._tasks: deque[Task] = deque()
+        self._requests: deque[Request] = deque()
+        """Those that are waiting, reading or ready; the others that are not over have their texts in the lanes."""
         self._outbox = Outbox()
         self._turn = threading.Condition()
         self._closed = False
@@ -98,20 +88,16 @@ class Scheduler:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, request: Request) -> None:
         with self._turn:
-            self._tasks.append(task)
+            self._requests.append(request)
             self._turn.notify()
-
-    def write(self, order: Order, writings: list[Writing]) -> None:
-        """Texts that go on from one prompt."""
-        self.submit(Task(order.pieces(writings), mailbox=writings[0].mailbox))
 
     def wake(self) -> None:
         """Something was cancelled. Whoever waits for its turn goes at once, however long the thread is at its piece: its place is given to others."""
         with self._turn:
             if not self._closed:
-                self._drop_tasks()
+                self._drop_requests()
             self._turn.notify()
 
     def close(self) -> bool:
@@ -125,8 +111,8 @@ class Scheduler:
 
     @property
     def under_way(self) -> int:
-        """Texts and tasks that this thread still has."""
-        return len(self.lanes) + len(self._tasks)
+        """Texts and requests that this thread still has."""
+        return len(self.lanes) + len(self._requests)
 
     def state(self, *, patience_seconds: float) -> State:
         """Takes no lock: it is asked often."""
@@ -148,15 +134,16 @@ class Scheduler:
             other = Scheduler(self.name, counts=self.counts, proof=self._proof)
             other.answers, other._prove_at = False, time.monotonic()
             other._outbox = self._outbox
-            other._tasks.extend(task for task in self._tasks if work is None or task is not work.on)
+            other._requests.extend(each for each in self._requests if work is None or each is not work.request)
             if work is None:  # nobody knows what it died of
-                other._suspect(self.lanes.writers)
-            elif isinstance(work.on, list):
-                other._suspect(work.on)
+                other._restart(self.lanes.writers)
+            elif work.texts is not None:
+                other._restart(work.texts)
             else:
                 other.lanes = self.lanes
-            if work is not None and isinstance(work.on, Task):
-                other._outbox.put(work.on.mailbox, 0, FAILED if dead else TOO_LATE)
+            if work is not None and work.request is not None:
+                work.request.leave(Status.FAILED)
+                other._outbox.put(work.request.mailbox, 0, Failure.FAILED if dead else Failure.TOO_LATE)
         log.error("%s: the model's thread is %s; another takes over", self.name, "dead" if dead else "stuck")
         if dead:
             self.counts.threads_died += 1
@@ -165,10 +152,8 @@ class Scheduler:
         other._outbox.send()
         try:
             other.start()
-        except (
-            RuntimeError,
-            MemoryError,
-        ) as error:  # the system has none to give: it is as good as dead, and is replaced in its turn
+        except (RuntimeError, MemoryError) as error:
+            # The system has none to give: it is as good as dead, and is replaced in its turn.
             log.error("%s: no thread can be started (%s)", self.name, error)
         return other
 
@@ -203,7 +188,7 @@ class Scheduler:
             self._prove_at = time.monotonic()
 
     def _prove(self) -> None:
-        if not self._begin(None):
+        if not self._begin():
             return
         works = True
         try:
@@ -224,89 +209,89 @@ class Scheduler:
         with self._turn:
             if self._closed:
                 return
-            self._drop_tasks()
+            self._drop_requests()
             gone = [writing for writing in self.lanes.writers if _over(writing.mailbox)]
             for writing in gone:
-                self._outbox.put(writing.mailbox, writing.index, TOO_LATE)
+                writing.request.status = Status.DROPPED
+                self._outbox.put(writing.mailbox, writing.index, Failure.TOO_LATE)
             self._outbox.send()
         if gone:
             staying = [writing for writing in self.lanes.writers if writing not in gone]
             self._with_lanes(staying, lambda: self.lanes.leave(gone))
 
-    def _drop_tasks(self) -> None:
+    def _drop_requests(self) -> None:
         """With the lock. Of the one that the thread is at, only the rest."""
-        at = None if self._work is None else self._work.on
-        for task in [task for task in self._tasks if task is not at and _over(task.mailbox)]:
-            self._tasks.remove(task)
-            self._outbox.put(task.mailbox, 0, TOO_LATE)
+        at = None if self._work is None else self._work.request
+        for request in [each for each in self._requests if each is not at and _over(each.mailbox)]:
+            self._leave(request, Status.DROPPED)
+            self._outbox.put(request.mailbox, 0, Failure.TOO_LATE)
         self._outbox.send()
 
-    def _first(self) -> Task | None:
+    def _first(self) -> Request | None:
         """Whose turn it is, of those that somebody still waits for."""
         with self._turn:
             if self._closed:
                 return None
-            self._drop_tasks()
-            return self._tasks[0] if self._tasks else None
+            self._drop_requests()
+            return self._requests[0] if self._requests else None
 
     def _read(self) -> None:
-        """Some pieces of tasks, together about as long as one long piece."""
+        """Some pieces of requests, together about as long as one long piece."""
         read, waiting = 0, 0
-        while read < CHUNK and (task := self._first()) is not None and waiting < len(self._tasks):
-            if task.ready is None:
-                read += self._advance(task)
+        while read < CHUNK and (request := self._first()) is not None and waiting < len(self._requests):
+            if request.status is not Status.READY:
+                read += self._advance(request)
                 waiting = 0
-            joining = task.ready
-            fits = joining is not None and len(self.lanes) + len(joining) <= LANES
-            if joining is not None and fits:
-                self._join(task, joining)
+            ready = request.status is Status.READY
+            fits = ready and len(self.lanes) + len(request.lanes) <= LANES
+            if fits:
+                self._join(request)
             with self._turn:
                 if self._closed:
                     return
                 if fits:
                     continue
-                waiting += joining is not None
-                if self._tasks and self._tasks[0] is task:
-                    self._tasks.rotate(-1)
+                waiting += ready
+                if self._requests and self._requests[0] is request:
+                    self._requests.rotate(-1)
 
-    def _join(self, task: Task, joining: Lanes) -> None:
-        """All that is left of the task are its texts."""
+    def _join(self, request: Request) -> None:
+        """All that is left of the request are its texts."""
+        joining = request.lanes
         texts = [*self.lanes.writers, *joining.writers]
-        self._with_lanes(texts, lambda: self.lanes.take(joining), instead_of=task)
+        self._with_lanes(texts, lambda: self.lanes.take(joining), joining=request)
 
-    def _advance(self, task: Task) -> int:
+    def _advance(self, request: Request) -> int:
         """One piece of it. About as long as reading how many tokens that was."""
-        if not self._begin(task):
+        if not self._begin(request):
             return 0
-        piece: object = None
-        over = failed = False
+        pieces, piece = request.pieces, None  # what it holds takes a while to free: not with the lock
         try:
-            piece = next(task.pieces)
-        except StopIteration as finished:
-            piece, over = finished.value, True
+            piece = next(pieces)
         except BaseException:  # no longer held than this block: it holds everything that failed
-            over = failed = True
             log.exception("%s: a request failed", self.name)
         with self._turn:
             if self._closed:
                 return 0
-            if over:
-                self._tasks.remove(task)
-            if failed:
-                self._outbox.put(task.mailbox, 0, FAILED)
-                self._doubt()
-            elif over and piece is not None:
-                self._outbox.put(task.mailbox, 0, Done(result=piece))
-            elif isinstance(piece, Lanes):
-                task.ready = piece
-            elif isinstance(piece, list):
-                self._tell(piece)
+            match piece:
+                case TokensRead(count):
+                    self.counts.tokens_read += count
+                case Output(events):
+                    self._tell(events)
+                case LanesReady(lanes):
+                    request.status, request.lanes = Status.READY, lanes
+                case Finished(result):
+                    request.status = Status.FINISHED
+                    self._outbox.put(request.mailbox, 0, Done(result=result))
+                case None:
+                    request.status = Status.FAILED
+                    self._outbox.put(request.mailbox, 0, Failure.FAILED)
+                    self._doubt()
+            if request.status in (Status.FINISHED, Status.FAILED):
+                self._leave(request, request.status)
             self._outbox.send()
             self._work = None
-        if isinstance(piece, int):
-            self.counts.tokens_read += piece
-            return piece
-        return STEP_TOKENS
+        return piece.count if isinstance(piece, TokensRead) else STEP_TOKENS
 
     def _write(self) -> None:
         if not len(self.lanes):
@@ -317,17 +302,13 @@ class Scheduler:
         self.counts.step_seconds += time.monotonic() - started_at
 
     def _with_lanes(
-        self,
-        texts: list[Writing],
-        do: Callable[[], list[tuple[Writing, Event]] | None],
-        *,
-        instead_of: Task | None = None,
+        self, texts: list[Writing], do: Callable[[], TextEvents | None], *, joining: Request | None = None
     ) -> None:
         """A step of the lanes, or a change of who is in them; `texts` are those that must go on somehow if it fails."""
         texts = list(texts)
-        if not self._begin(texts, instead_of=instead_of):
+        if not self._begin(joining, texts=texts):
             return
-        events: list[tuple[Writing, Event]] | None = None
+        events: TextEvents | None = None
         failed = False
         try:
             events = do()
@@ -339,32 +320,37 @@ class Scheduler:
                 return
             if failed:
                 self.lanes = Lanes()
-                self._suspect(texts)
+                self._restart(texts)
                 self._doubt()
-            self._tell(events or ())
+            self._tell(events or [])
             self._outbox.send()
             self._work = None
 
-    def _begin(self, on: Task | list[Writing] | None, *, instead_of: Task | None = None) -> bool:
-        """Whether there is still anything to do for this thread. `instead_of`: a task that ends with this."""
+    def _begin(self, request: Request | None = None, *, texts: list[Writing] | None = None) -> bool:
+        """Whether there is still anything to do for this thread. With `texts`, the request's are among them, and it is over with its pieces."""
         with self._turn:
-            task = on if isinstance(on, Task) else instead_of
-            if self._closed or (task is not None and task not in self._tasks):  # it was dropped meanwhile
+            if self._closed or (request is not None and request.status is Status.DROPPED):
                 return False
-            if instead_of is not None:
-                self._tasks.remove(instead_of)
-            self._work = Work(on, time.monotonic())
+            if request is not None and texts is not None:
+                self._leave(request, Status.WRITING)
+            elif request is not None:
+                request.status = Status.READING
+            self._work = Work(request=request if texts is None else None, texts=texts, since=time.monotonic())
             return True
 
-    def _tell(self, events: Iterable[tuple[Writing, Event]]) -> None:
+    def _leave(self, request: Request, status: Status) -> None:
+        """With the lock."""
+        self._requests.remove(request)
+        request.leave(status)
+
+    def _tell(self, events: TextEvents) -> None:
         for writing, event in events:
             self._outbox.put(writing.mailbox, writing.index, event)
             if isinstance(event, Wrote):
                 self.counts.tokens_written += event.drawn
+            elif isinstance(event, Ended):
+                writing.request.text_ended()
 
-    def _suspect(self, writings: Iterable[Writing]) -> None:
-        for writing in writings:
-            again = writing.anew()
-            told = writing.mailbox.drawn[writing.index]
-            alone = writing.wish.tokens if again.suspected > MOST_SUSPECTED else told
-            self._tasks.append(Task(writing.restart([again], alone=alone), mailbox=writing.mailbox))
+    def _restart(self, writings: Iterable[Writing]) -> None:
+        """Suspects, each in a request of its own."""
+        self._requests.extend(writing.request.again(writing) for writing in writings)

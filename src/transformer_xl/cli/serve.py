@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None and not folder.is_dir():
         raise InputError(f"--sessions: there is no folder {folder}; make it first")
     try:
-        from transformer_xl.serving.api.app import make_server
-        from transformer_xl.serving.http.server import serve
+        from transformer_xl.serving.api.app import make_app
+        from transformer_xl.serving.http.server import make_server, serve
     except ModuleNotFoundError as error:
         raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
     from transformer_xl.progress import say
@@ -64,15 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if folder is not None and writable_by_others(folder):
         say(f"others can write to {folder}, and so change what sessions remember; run: chmod go-w {folder}")
-    server = make_server(
-        models,
-        limits=limits,
-        host=arguments.host,
-        port=arguments.port,
-        sessions=folder,
-        allowed=arguments.allow_host,
-        key=key,
-    )
+    host, allowed = arguments.host, arguments.allow_host
+    app = make_app(models, limits=limits, sessions=folder, host=host, allowed=allowed, key=key)
+    server = make_server(app, limits=limits, host=host, port=arguments.port)
     names = ", ".join(one.name for one in models)
     if not serve(server, ready=lambda address: say(f"serving {names} at {address}")):
         sys.stderr.flush()

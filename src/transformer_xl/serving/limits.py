@@ -27,8 +27,6 @@ ANSWER_BYTES = 128 * 1024 * 1024
 """Of one answer, were each of its tokens the longest that the model has."""
 PIECE_BYTES = 64 * 1024
 """So much of an answer is made and handed to the system at a time; the next when that is gone."""
-SMALL = 1024
-"""A body of so many bytes, or a text of so many tokens or characters, is read where it comes in; a larger one beside the event loop."""
 BODY_CHUNKS = 256
 """Of a body that comes without its length: in smaller crumbs it costs more to put together than to read."""
 UNSENT_BYTES = 128 * 1024

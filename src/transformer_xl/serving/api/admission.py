@@ -10,10 +10,10 @@ from typing import TypeVar
 from fastapi import Request
 
 from transformer_xl.batching.budget import Cost, needed_bytes
-from transformer_xl.batching.events import Done, Event, Failed, Mailbox
+from transformer_xl.batching.events import Done, Event, Failure, Mailbox
 from transformer_xl.errors import InputError
 from transformer_xl.serving.api.models import Served
-from transformer_xl.serving.api.refusals import SAYINGS, Refusal
+from transformer_xl.serving.api.refusals import Refusal
 from transformer_xl.serving.http.aside import aside_unless_gone, unless_gone
 from transformer_xl.serving.http.connection import ADMITTED
 from transformer_xl.serving.limits import ANSWER_BYTES, FIGURES, Limits
@@ -28,6 +28,12 @@ TOO_MANY = (
     " ask for at most {:,}"
 )
 TOO_LARGE = "the answer could take {:,} bytes; ask for less, at most {:,} bytes"
+FAILURES: dict[Failure, tuple[int, str | None]] = {
+    Failure.FAILED: (500, "the model failed on this request; nothing of it was kept"),
+    Failure.TOO_LATE: (504, "the model took too long over this request; ask for less, or try again"),
+    Failure.UNANSWERED: (504, None),
+    Failure.STOPPING: (503, None),
+}
 
 Result = TypeVar("Result")
 
@@ -55,7 +61,7 @@ class Admission:
     def send_away(self) -> None:
         """Whoever still waits."""
         for mailbox in self.waiting:
-            mailbox.end(Failed(status=503, message=SAYINGS[503]))
+            mailbox.end(Failure.STOPPING)
 
 
 def within_memory(limits: Limits, costs: Sequence[Cost], *, available: int | None) -> Limits:
@@ -115,8 +121,7 @@ class Ticket:
         self.taken += count
         self.request.scope["state"][ADMITTED] = True
         mailbox = Mailbox(deadline=time.monotonic() + limits.deadline_seconds)
-        too_late = Failed(status=504, message=SAYINGS[504])
-        timer = mailbox.loop.call_later(limits.deadline_seconds + GRACE_SECONDS, mailbox.put, 0, too_late)
+        timer = mailbox.loop.call_later(limits.deadline_seconds + GRACE_SECONDS, mailbox.put, 0, Failure.UNANSWERED)
         self.admission.waiting.add(mailbox)
         self._held.append((mailbox, served, timer))
         return mailbox
@@ -145,8 +150,8 @@ class Ticket:
     async def next(self, mailbox: Mailbox) -> tuple[int, Event]:
         """The next event; a refusal where it is too late, the server stops, or the model failed."""
         index, event = await mailbox.next()
-        if isinstance(event, Failed):
-            raise Refusal(event.status, event.message)
+        if isinstance(event, Failure):
+            raise Refusal(*FAILURES[event])
         return index, event
 
     async def result(self, mailbox: Mailbox) -> object:

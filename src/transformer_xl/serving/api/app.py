@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,6 @@ from transformer_xl.serving.api.saved import NO_FOLDER, Saved
 from transformer_xl.serving.api.scoring import attention, feed, score
 from transformer_xl.serving.api.sessions import Session, Sessions
 from transformer_xl.serving.api.texts import longest_name
-from transformer_xl.serving.http import server
 from transformer_xl.serving.http.aside import Gone
 from transformer_xl.serving.http.gate import Gate, Requests, is_loopback
 from transformer_xl.serving.limits import BODY_BYTES, Limits
@@ -36,7 +35,8 @@ from transformer_xl.serving.page_files import PAGE, page_file
 log = logging.getLogger("transformer_xl.serving")
 
 WATCH_SECONDS = 0.25
-WITHOUT_KEY = {"/health", *PAGE}
+OPEN = {"/health", *PAGE}
+"""What needs no key."""
 LEFT = 499
 """What a client that left is counted as; nobody reads it."""
 TAKEN = Annotated[Ticket, Depends(ticket)]
@@ -44,11 +44,11 @@ SessionId = Annotated[str, fastapi.Path(alias="session", pattern=bodies.SESSION_
 SavedName = Annotated[str, fastapi.Path(pattern=bodies.SESSION_NAME)]
 
 
-def statuses(model: type | None, *more: int, kind: str = "application/json") -> dict[int | str, dict[str, Any]]:
-    """What a route may answer: its result, what any address may refuse with, and `more`."""
+def statuses(model: type | None, *more: int, kind: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """What a route may answer: its result, as JSON or (also) of another `kind`, what any address may refuse with, and `more`."""
     any_route = (401, 403, 404, 405, 413, 431, 500)
-    found: dict[int | str, dict[str, Any]] = {200: {"model": model} if model else {"content": {kind: {}}}}
-    found[200]["description"] = "the answer"
+    found: dict[int | str, dict[str, Any]] = {200: {"model": model} if model else {}}
+    found[200] |= {"description": "the answer"} | ({"content": {kind: {}}} if kind else {})
     for status in sorted({*any_route, *more}):
         found[status] = {"model": answers.Error, "description": SAYINGS[status]}
     return found
@@ -59,33 +59,19 @@ DISK = (409, 429, 504)
 WORK = (400, 409, 422, 429, 503, 504)
 
 
-def make_server(
-    models: list[Served],
-    *,
-    limits: Limits,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    sessions: Path | None = None,
-    allowed: list[str] | None = None,
-    key: str | None = None,
-) -> server.Server:
-    if not is_loopback(host) and not key:
-        raise InputError(
-            f"`host=`: {host} is open to other machines, and there is no key; give one with `api_key_file=` or TXL_API_KEY, or take 127.0.0.1"
-        )
-    app = make_app(models, limits=limits, sessions=sessions, host=host, allowed=allowed, key=key)
-    return server.make_server(app, limits=limits, host=host, port=port)
-
-
 def make_app(
     models: list[Served],
     *,
     limits: Limits,
     sessions: Path | None = None,
     host: str = "127.0.0.1",
-    allowed: list[str] | None = None,
+    allowed: Sequence[str] = (),
     key: str | None = None,
 ) -> FastAPI:
+    if not is_loopback(host) and not key:
+        raise InputError(
+            f"`host=`: {host} is open to other machines, and there is no key; give one with `api_key_file=` or TXL_API_KEY, or take 127.0.0.1"
+        )
     # Looked up for every request, and made from the whole vocabulary: nobody's request should wait for that.
     for served in models:
         longest_name(served.tokenizer)
@@ -115,15 +101,7 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
         middleware=[
-            Middleware(
-                Gate,
-                host=host,
-                allowed=allowed or [],
-                key=key,
-                without_key=WITHOUT_KEY,
-                refusal=error_answer,
-                requests=requests,
-            ),
+            Middleware(Gate, host=host, allowed=allowed, key=key, open_=OPEN, refuse=error_answer, requests=requests),
             Middleware(RequestBodyLimitMiddleware, max_body_size=BODY_BYTES),
         ],
         redirect_slashes=False,
@@ -226,39 +204,19 @@ def _add_open(app: FastAPI) -> None:
     @app.get("/metrics", responses=statuses(None, kind="text/plain"))
     async def metrics(request: Request) -> Response:
         state = request.app.state
-        counted = {
-            name: (served.counts, served.under_way, served.state() == "ok") for name, served in state.models.items()
-        }
-        text = prometheus(
-            state.requests,
-            counted,
-            limits=state.admission.limits,
-            in_flight=state.admission.in_flight,
-            sessions=len(state.sessions),
-            draining=state.admission.draining,
-        )
+        text = prometheus(state.requests, state.models, admission=state.admission, sessions=len(state.sessions))
         return Response(text, media_type=CONTENT_TYPE)
 
 
 def _add_models(app: FastAPI) -> None:
     @app.get("/v1/models", responses=statuses(answers.Models))
     async def models(request: Request) -> Response:
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "transformer-xl",
-                "transformer_xl": served.facts(),
-            }
-            for name, served in request.app.state.models.items()
-        ]
+        same = {"object": "model", "created": 0, "owned_by": "transformer-xl"}
+        models: dict[str, Served] = request.app.state.models
+        data = [{"id": name, **same, "transformer_xl": served.facts()} for name, served in models.items()]
         return JSONResponse({"object": "list", "data": data})
 
-    completed = statuses(answers.Text, *WORK)
-    completed[200]["content"] = {"text/event-stream": {}}
-
-    @app.post("/v1/completions", responses=completed)
+    @app.post("/v1/completions", responses=statuses(answers.Text, *WORK, kind="text/event-stream"))
     async def completions(request: Request, body: bodies.Completion, ticket: TAKEN) -> Response:
         return await complete(_served(request, body.model), body, ticket)
 
@@ -340,10 +298,7 @@ def _add_sessions(app: FastAPI) -> None:
     async def feed_session(session: USED, body: bodies.Feed, ticket: TAKEN) -> Response:
         return await feed(session, body, ticket)
 
-    generated = statuses(answers.Text, *WORK)
-    generated[200]["content"] = {"text/event-stream": {}}
-
-    @app.post("/v1/sessions/{session}/generate", responses=generated)
+    @app.post("/v1/sessions/{session}/generate", responses=statuses(answers.Text, *WORK, kind="text/event-stream"))
     async def generate(session: USED, body: bodies.SessionGeneration, ticket: TAKEN) -> Response:
         return await go_on(session, body, ticket)
 

@@ -1,4 +1,4 @@
-"""What a request may say, field by field: checked before any model hears of it, and shown in OpenAPI."""
+"""What a request may say, field by field, and how it is read: checked before any model hears of it, and shown in OpenAPI."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,30 +7,12 @@ from typing import Annotated, Any, Literal
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 
 from transformer_xl.serving.api.refusals import Refusal
-from transformer_xl.serving.http.aside import Gone, aside_unless_gone, busy
-from transformer_xl.serving.limits import (
-    CHOICES,
-    FIGURES,
-    LIKELIEST,
-    NEW_TOKENS,
-    PROMPT_TOKENS,
-    SMALL,
-    STOP_CHARACTERS,
-    STOPS,
-)
+from transformer_xl.serving.http.aside import SMALL, Gone, aside_unless_gone, busy
+from transformer_xl.serving.limits import CHOICES, FIGURES, LIKELIEST, NEW_TOKENS, PROMPT_TOKENS, STOP_CHARACTERS, STOPS
 
 NOT_KNOWN = "has a field that is not known; GET /openapi.json lists those that are"
 DEEPEST = 20
@@ -172,9 +154,6 @@ def _fields(kind: type[BaseModel]) -> set[str]:
 
 FIELDS = _fields(Body) | {"session"}
 """Names that an error may say."""
-
-
-# --- how it is read
 
 
 class StrictRequest(Request):

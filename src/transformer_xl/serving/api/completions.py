@@ -10,8 +10,8 @@ from typing import Any
 from fastapi.responses import Response, StreamingResponse
 
 from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
-from transformer_xl.batching.lanes import Wish, Writing
-from transformer_xl.batching.orders import Order
+from transformer_xl.batching.lanes import TextOptions
+from transformer_xl.batching.requests import Prompt, WriteRequest
 from transformer_xl.decoding import Sampling, start_tokens
 from transformer_xl.errors import InputError
 from transformer_xl.serving.api.admission import Extent, Ticket
@@ -20,16 +20,9 @@ from transformer_xl.serving.api.models import Served
 from transformer_xl.serving.api.refusals import Refusal, error_body
 from transformer_xl.serving.api.sessions import Session
 from transformer_xl.serving.api.texts import TOO_LONG, UNKNOWN, checked, json_name, longest_name
-from transformer_xl.serving.http.sending import (
-    Encoded,
-    encoded_list,
-    encoded_text,
-    json_answer,
-    json_number,
-    json_pieces,
-    json_text,
-)
-from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
+from transformer_xl.serving.http.aside import SMALL
+from transformer_xl.serving.http.sending import Encoded, json_answer, json_list, json_pieces, json_quoted, json_text
+from transformer_xl.serving.limits import PROMPT_TOKENS
 
 FIGURE_BYTES = 48
 """At most, of one figure in JSON beside its token's name."""
@@ -37,10 +30,10 @@ COLDEST = 1e-4
 """Below it the likeliest token is all that is left, and dividing by it would leave no numbers."""
 
 
-def wish(body: Generation, *, seed: int, segment: int | None, keep: bool) -> Wish:
+def text_options(body: Generation, *, seed: int, segment: int | None, keep: bool) -> TextOptions:
     stop = body.stop or ()
     temperature = 1.0 if body.temperature is None else body.temperature
-    return Wish(
+    return TextOptions(
         sampling=Sampling(
             temperature=temperature if temperature >= COLDEST else 0.0,
             top_p=body.top_p or 1.0,
@@ -61,34 +54,34 @@ def given_prompts(body: Completion) -> list[str | list[int]]:
     return [body.prompt] if isinstance(body.prompt[0], int) else list(body.prompt)
 
 
-def orders_of(served: Served, body: Completion) -> list[Order]:
-    segment, orders = served.forgets_after(body.memory), list[Order]()
-    for prompt in given_prompts(body):
-        if isinstance(prompt, str):
+def read_prompts(served: Served, body: Completion) -> list[Prompt]:
+    segment, prompts = served.forgets_after(body.memory), list[Prompt]()
+    for given in given_prompts(body):
+        if isinstance(given, str):
             try:
-                tokens = start_tokens(served.tokenizer, prompt)
+                tokens = start_tokens(served.tokenizer, given)
             except InputError:
                 raise Refusal(422, f"prompt: {UNKNOWN}") from None
         else:
-            tokens = checked(served.tokenizer, prompt)
-        if sum(len(order.prompt) for order in orders) + len(tokens) > PROMPT_TOKENS:
+            tokens = checked(served.tokenizer, given)
+        if sum(len(prompt.tokens) for prompt in prompts) + len(tokens) > PROMPT_TOKENS:
             raise Refusal(422, f"prompt: {TOO_LONG}")
         echo = None
         if body.echo:
-            echo = prompt if isinstance(prompt, str) else served.tokenizer.decode(tokens)
+            echo = given if isinstance(given, str) else served.tokenizer.decode(tokens)
         text = served.text_stream(tokens)
-        orders.append(
-            Order(model=served.model, tokenizer=served.tokenizer, prompt=tokens, text=text, echo=echo, segment=segment)
+        prompts.append(
+            Prompt(model=served.model, tokenizer=served.tokenizer, tokens=tokens, text=text, echo=echo, segment=segment)
         )
-    return orders
+    return prompts
 
 
-def extent(served: Served, body: Generation, orders: Sequence[Order], *, n: int) -> Extent:
+def extent(served: Served, body: Generation, prompts: Sequence[Prompt], *, n: int) -> Extent:
     """How much the answer can come to."""
-    told = sum(len(order.prompt) for order in orders if order.echo is not None)
-    new = len(orders) * (16 if body.max_tokens is None else body.max_tokens)
+    told = sum(len(prompt.tokens) for prompt in prompts if prompt.echo is not None)
+    new = len(prompts) * (16 if body.max_tokens is None else body.max_tokens)
     each, longest = 1 + (body.logprobs or 0), longest_name(served.tokenizer)
-    size = n * (sum(len(json_text(order.echo)) for order in orders if order.echo is not None) + new * longest)
+    size = n * (sum(len(json_text(prompt.echo)) for prompt in prompts if prompt.echo is not None) + new * longest)
     figures = (told + new) * each * n
     if body.logprobs is not None:
         size += figures * (longest + FIGURE_BYTES)
@@ -144,7 +137,7 @@ class Answer:
         logprobs = None
         if self.likeliest is not None:
             logprobs = self._logprobs((echo.figures, 0), (drawn.figures, echo.characters))
-        text = encoded_text(part.text.getvalue() for part in (echo, drawn))
+        text = Encoded(json_quoted(part.text.getvalue() for part in (echo, drawn)))
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": self._reasons[index]}
 
     def lines(self, index: int, event: Event) -> Iterator[str]:
@@ -181,6 +174,9 @@ class Answer:
         """Of figures that stand so many characters after the beginning of their text."""
         tokenizer = self.served.tokenizer
 
+        def number(value: float) -> str:
+            return repr(value) if value == value else "null"  # NaN: there is none
+
         def tops(figures: Figures, place: int) -> str:
             named = {json_name(tokenizer, token): value for token, value in figures.likeliest_at(place)}
             return f"{{{','.join(f'{name}:{value!r}' for name, value in named.items())}}}" if named else "null"
@@ -188,11 +184,11 @@ class Answer:
         columns = {
             "tokens": (json_name(tokenizer, token) for figures, _ in parts for token in figures.token),
             "token_ids": (str(token) for figures, _ in parts for token in figures.token),
-            "token_logprobs": (json_number(value) for figures, _ in parts for value in figures.log_probability),
+            "token_logprobs": (number(value) for figures, _ in parts for value in figures.log_probability),
             "top_logprobs": (tops(figures, place) for figures, _ in parts for place in range(len(figures))),
             "text_offset": (str(before + start) for figures, before in parts for start in figures.start),
         }
-        encoded: dict[str, Any] = {name: encoded_list(items) for name, items in columns.items()}
+        encoded: dict[str, Any] = {name: Encoded(json_list(items)) for name, items in columns.items()}
         return encoded if self.likeliest else {**encoded, "top_logprobs": None}
 
     def _body(self, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:
@@ -218,32 +214,23 @@ def sse(value: Any) -> str:
 
 
 async def complete(served: Served, body: Completion, ticket: Ticket) -> Response:
-    prompts, n = given_prompts(body), body.n or 1
-    mailbox = ticket.take(served, len(prompts) * n)
-    small = sum(map(len, prompts)) <= SMALL
+    given, n = given_prompts(body), body.n or 1
+    mailbox = ticket.take(served, len(given) * n)
 
-    def prepared() -> tuple[list[Order], Extent]:
-        orders = orders_of(served, body)
-        return orders, extent(served, body, orders, n=n)
+    def prepared() -> tuple[list[Prompt], Extent]:
+        prompts = read_prompts(served, body)
+        return prompts, extent(served, body, prompts, n=n)
 
-    orders, size = await ticket.aside(prepared, small=small)
+    prompts, size = await ticket.aside(prepared, small=sum(map(len, given)) <= SMALL)
     ticket.reserve(size)
     seed = secrets.randbits(48) if body.seed is None else body.seed
     # A model without memory has a window instead.
-    forgets_after = orders[0].segment if served.remembers else None
-    for number, order in enumerate(orders):
-        writings = [
-            Writing(
-                wish(body, seed=seed + choice, segment=forgets_after, keep=False),
-                served.tokenizer,
-                mailbox=mailbox,
-                index=number * n + choice,
-            )
-            for choice in range(n)
-        ]
-        served.write(order, writings)
-    prompt_tokens = sum(len(order.prompt) for order in orders)
-    answer = Answer(served, mailbox, prompt_tokens=prompt_tokens, prompts=len(orders), n=n, likeliest=body.logprobs)
+    forgets_after = prompts[0].segment if served.remembers else None
+    options = [text_options(body, seed=seed + choice, segment=forgets_after, keep=False) for choice in range(n)]
+    for number, prompt in enumerate(prompts):
+        served.submit(WriteRequest(prompt, options, mailbox=mailbox, index=number * n))
+    prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+    answer = Answer(served, mailbox, prompt_tokens=prompt_tokens, prompts=len(prompts), n=n, likeliest=body.logprobs)
     return await _answer(answer, body, ticket)
 
 
@@ -251,14 +238,14 @@ async def go_on(session: Session, body: Generation, ticket: Ticket) -> Response:
     """A session writes on from what it has read, and has then read what it wrote."""
     served, source = session.served, session.reader if session.tokens_read else None
     mailbox = ticket.take(served)
-    prompt = [] if source is not None else start_tokens(served.tokenizer, "")
+    tokens = [] if source is not None else start_tokens(served.tokenizer, "")
     seed = secrets.randbits(48) if body.seed is None else body.seed
-    text = session.text if source is not None else served.text_stream(prompt)
-    order = Order(model=served.model, tokenizer=served.tokenizer, prompt=prompt, text=text, source=source)
-    ticket.reserve(extent(served, body, [order], n=1))
-    writing = Writing(wish(body, seed=seed, segment=None, keep=True), served.tokenizer, mailbox=mailbox, index=0)
-    served.write(order, [writing])
-    answer = Answer(served, mailbox, prompt_tokens=len(prompt), prompts=1, n=1, likeliest=body.logprobs)
+    text = session.text if source is not None else served.text_stream(tokens)
+    prompt = Prompt(model=served.model, tokenizer=served.tokenizer, tokens=tokens, text=text, source=source)
+    ticket.reserve(extent(served, body, [prompt], n=1))
+    options = text_options(body, seed=seed, segment=None, keep=True)
+    served.submit(WriteRequest(prompt, [options], mailbox=mailbox))
+    answer = Answer(served, mailbox, prompt_tokens=len(tokens), prompts=1, n=1, likeliest=body.logprobs)
     return await _answer(answer, body, ticket, session)
 
 

@@ -1,13 +1,12 @@
 """What a server counts, as Prometheus reads it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from transformer_xl.batching.scheduler import Counts
+from transformer_xl.serving.api.admission import Admission
+from transformer_xl.serving.api.models import Served
 from transformer_xl.serving.http.gate import Requests
-from transformer_xl.serving.limits import Limits
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 COUNTED = {
     "tokens_read": "Tokens read from prompts and texts.",
@@ -26,16 +25,7 @@ def _of(model: str) -> str:
     return f'{{model="{model}"}}'
 
 
-def prometheus(
-    requests: Requests,
-    models: dict[str, tuple[Counts, int, bool]],
-    *,
-    limits: Limits,
-    in_flight: int,
-    sessions: int,
-    draining: bool,
-) -> str:
-    """`models`: by name, what each counted, how many texts and tasks it has under way, and whether it can answer."""
+def prometheus(requests: Requests, models: Mapping[str, Served], *, admission: Admission, sessions: int) -> str:
     lines = list[str]()
 
     def metric(name: str, kind: str, about: str, values: Iterable[tuple[str, float]]) -> None:
@@ -48,26 +38,21 @@ def prometheus(
     metric("requests_total", "counter", "Requests answered.", answered)
     seconds = [(f'{{route="{route}"}}', value) for route, value in sorted(requests.seconds.items())]
     metric("request_seconds_total", "counter", "Time from request to the end of its answer.", seconds)
+    labelled = [(_of(name), served) for name, served in models.items()]
     for name, about in COUNTED.items():
-        values = [(_of(model), float(getattr(counts, name))) for model, (counts, _, _) in models.items()]
+        values = [(label, float(getattr(served.counts, name))) for label, served in labelled]
         metric(f"{name}_total", "counter", about, values)
-    under_way = [(_of(model), float(count)) for model, (_, count, _) in models.items()]
-    well = [(_of(model), float(answers)) for model, (_, _, answers) in models.items()]
+    under_way = [(label, float(served.under_way)) for label, served in labelled]
+    well = [(label, float(served.state() == "ok")) for label, served in labelled]
     metric("under_way", "gauge", "Texts and tasks that a model's thread has.", under_way)
     metric("answering", "gauge", "1 where a model can answer.", well)
-    metric("in_flight", "gauge", "Texts and tasks admitted.", [("", in_flight)])
-    metric(
-        "in_flight_most",
-        "gauge",
-        "How many are admitted: as asked for, or as there is memory for.",
-        [("", limits.admitted)],
-    )
-    metric("sessions", "gauge", "Sessions in memory.", [("", sessions)])
-    metric(
-        "sessions_most",
-        "gauge",
-        "How many there may be: as asked for, or as there is memory for.",
-        [("", limits.sessions)],
-    )
-    metric("draining", "gauge", "1 after SIGTERM.", [("", int(draining))])
+    limits = admission.limits
+    for name, about, value in (
+        ("in_flight", "Texts and tasks admitted.", admission.in_flight),
+        ("in_flight_most", "How many are admitted: as asked for, or as there is memory for.", limits.admitted),
+        ("sessions", "Sessions in memory.", sessions),
+        ("sessions_most", "How many there may be: as asked for, or as there is memory for.", limits.sessions),
+        ("draining", "1 after SIGTERM.", int(admission.draining)),
+    ):
+        metric(name, "gauge", about, [("", value)])
     return "\n".join(lines) + "\n"

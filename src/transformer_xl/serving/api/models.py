@@ -12,9 +12,9 @@ import torch
 
 from transformer_xl.analysis.attention import Row, attention_pieces, top_keys
 from transformer_xl.analysis.recording import TERMS, TOTAL
-from transformer_xl.batching.lanes import ModelFault, Writing
-from transformer_xl.batching.orders import Order
-from transformer_xl.batching.scheduler import Counts, Scheduler, State, Task
+from transformer_xl.batching.lanes import ModelFault
+from transformer_xl.batching.requests import Request
+from transformer_xl.batching.scheduler import Counts, Scheduler, State
 from transformer_xl.checkpoint import Checkpoint
 from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import EvaluationConfig
@@ -48,15 +48,12 @@ class Served:
         ended = [scheduler.close() for scheduler in (self._writer, self._looker)]
         return all(ended) and not self.counts.threads_abandoned
 
-    def write(self, order: Order, writings: list[Writing]) -> None:
-        self._writer.write(order, writings)
+    def submit(self, request: Request) -> None:
+        self._writer.submit(request)
 
-    def submit(self, task: Task) -> None:
-        self._writer.submit(task)
-
-    def look(self, task: Task) -> None:
+    def look(self, request: Request) -> None:
         """Attention is told by a slow formula: on a thread of its own, so that nobody's text waits for it."""
-        self._looker.submit(task)
+        self._looker.submit(request)
 
     def wake(self) -> None:
         self._writer.wake()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from transformer_xl.batching import reading
 from transformer_xl.batching.events import EVENT_FIGURES, LEAST
-from transformer_xl.batching.scheduler import Task
+from transformer_xl.batching.requests import ReadRequest
 from transformer_xl.decoding import TextStream
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.serving.api.admission import Extent, Ticket
@@ -19,8 +19,8 @@ from transformer_xl.serving.api.models import Served
 from transformer_xl.serving.api.refusals import Refusal
 from transformer_xl.serving.api.sessions import Session, memory_use
 from transformer_xl.serving.api.texts import PlacedTokens, json_name, longest_name, placed
-from transformer_xl.serving.http.sending import encoded_list, json_answer
-from transformer_xl.serving.limits import SMALL
+from transformer_xl.serving.http.aside import SMALL
+from transformer_xl.serving.http.sending import Encoded, json_answer, json_list
 
 Losses = NDArray[np.float32]
 TOKEN_BYTES = 96
@@ -38,13 +38,13 @@ async def score(
         reader = make_reader(served.model, window=segment) if source is None else source.fork()
         return (yield from reading.score(reader, given.tokens, segment=segment))
 
-    served.submit(Task(pieces(), mailbox=mailbox))
+    served.submit(ReadRequest(pieces(), mailbox=mailbox))
     loss_P = cast(Losses, await ticket.result(mailbox))
     read = len(given.tokens) + (0 if source is None else int(source.read_B[0]))
     known_P = loss_P[~np.isnan(loss_P)]
     answer = {
         "model": served.name,
-        "tokens": encoded_list(_scored_tokens(served, given, loss_P)),
+        "tokens": Encoded(json_list(_scored_tokens(served, given, loss_P))),
         "loss_nats": float(known_P.mean(dtype=np.float64)) if len(known_P) else None,
         "memory": memory_use(served, read),
     }
@@ -65,12 +65,8 @@ async def _placed(served: Served, body: Given, ticket: Ticket) -> PlacedTokens:
 def _scored_tokens(served: Served, given: PlacedTokens, loss_P: Losses) -> Iterator[str]:
     for first in range(0, len(given.tokens), EVENT_FIGURES):
         places = slice(first, first + EVENT_FIGURES)
-        rows = (
-            given.tokens[places],
-            given.start_P[places].tolist(),
-            given.end_P[places].tolist(),
-            _logprobs(loss_P[places]),
-        )
+        start_P, end_P = given.start_P[places], given.end_P[places]
+        rows = given.tokens[places], start_P.tolist(), end_P.tolist(), _logprobs(loss_P[places])
         for token, start, end, logprob in zip(*rows, strict=True):
             told = "null" if logprob is None else repr(logprob)
             name = json_name(served.tokenizer, token)
@@ -100,7 +96,7 @@ async def feed(session: Session, body: FeedBody, ticket: Ticket) -> Response:
         return text
 
     text = await ticket.aside(written, small=len(given.tokens) <= SMALL)
-    served.submit(Task(pieces(), mailbox=mailbox))
+    served.submit(ReadRequest(pieces(), mailbox=mailbox))
     result: Any = await ticket.result(mailbox)
     session.reader, logprobs = result
     session.text = text
@@ -123,6 +119,6 @@ async def attention(served: Served, body: Attention, ticket: Ticket) -> Response
             422, f"position: the text has {len(given.tokens)} tokens, and needs at least two; they count from 0"
         )
     looking = served.looking(given.tokens, position=body.position, layer=body.layer, head=body.head)
-    served.look(Task(looking, mailbox=mailbox))
+    served.look(ReadRequest(looking, mailbox=mailbox))
     row: Any = await ticket.result(mailbox)
     return await json_answer(row, ticket.request.receive, figures=len(row["weights"]) * (2 + len(row["terms"])))

@@ -14,8 +14,9 @@ from transformer_xl.decoding.text import TextStream
 from transformer_xl.errors import DataError
 from transformer_xl.serving.api.bodies import Given
 from transformer_xl.serving.api.refusals import Refusal
+from transformer_xl.serving.http.aside import SMALL
 from transformer_xl.serving.http.sending import as_json
-from transformer_xl.serving.limits import PROMPT_TOKENS, SMALL
+from transformer_xl.serving.limits import PROMPT_TOKENS
 
 TOO_LONG = f"the text is longer than {PROMPT_TOKENS:,} tokens; send it in pieces to a session"
 UNKNOWN = "the text holds something that is not in this model's vocabulary; leave it out"

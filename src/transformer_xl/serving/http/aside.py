@@ -13,6 +13,8 @@ from starlette.types import Receive
 
 Result = TypeVar("Result")
 
+SMALL = 1024
+"""A body of so many bytes, or a text of so many tokens or characters, is read where it comes in; a larger one beside the event loop."""
 MOST_WAITING = 64
 _waiting = 0
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="txl-aside")

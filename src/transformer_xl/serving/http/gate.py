@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -49,15 +49,15 @@ class Gate:
         app: ASGIApp,
         *,
         host: str,
-        allowed: list[str],
+        allowed: Sequence[str],
         key: str | None,
-        without_key: Collection[str],
-        refusal: Callable[[int], Response],
+        open_: Collection[str],
+        refuse: Callable[[int], Response],
         requests: Requests,
     ) -> None:
-        """`without_key`: paths for everybody. `refusal`: the answer with a status that somebody is refused with."""
+        """`open_`: paths that need no key. `refuse` makes the answer that has a status."""
         self.app, self.requests = app, requests
-        self._without_key, self._refusal = without_key, refusal
+        self._open, self._refuse = open_, refuse
         self._key = None if key is None else _digest(key.encode())
         names = {host.lower(), *map(str.lower, allowed)} - set(EVERYWHERE)
         self._names = names | set(LOOPBACK) if is_loopback(host) or host in EVERYWHERE else names
@@ -81,7 +81,7 @@ class Gate:
 
         try:
             if refused := self._refused(scope):
-                answer = self._refusal(refused)
+                answer = self._refuse(refused)
                 if refused == 400:  # nobody knows where this request ends, so nothing after it is read
                     answer.headers["Connection"] = "close"
                 await answer(scope, receive, told)
@@ -97,10 +97,9 @@ class Gate:
         size = target + sum(len(name) + len(value) for name, value in headers)
         if len(headers) > HEADERS or size > HEADER_BYTES or target > TARGET_BYTES:
             return 431
+        # Two ways to tell where the body ends: what one server reads as one request, another reads as two.
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
-            return (
-                400  # two ways to tell where the body ends: what one server reads as one request, another reads as two
-            )
+            return 400
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._known(hosts[0].decode("latin-1"), scope):
             return 403
@@ -108,7 +107,7 @@ class Gate:
             if not _same(origin.decode("latin-1"), hosts[0].decode("latin-1")):
                 return 403
         scope["has_key"] = self._key is None or self._has_key(headers)
-        if scope["path"] not in self._without_key and not scope["has_key"]:
+        if scope["path"] not in self._open and not scope["has_key"]:
             return 401
         return None
 

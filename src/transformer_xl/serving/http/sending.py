@@ -24,12 +24,8 @@ class Encoded:
     pieces: Iterator[str]
 
 
-def encoded_list(items: Iterator[str]) -> Encoded:
-    """A list of things that are JSON already."""
-    return Encoded(_listed(items))
-
-
-def _listed(items: Iterator[str]) -> Iterator[str]:
+def json_list(items: Iterator[str]) -> Iterator[str]:
+    """Of things that are JSON already."""
     yield "["
     for number, item in enumerate(items):
         yield f",{item}" if number else item
@@ -52,7 +48,7 @@ def json_pieces(value: Any) -> Iterator[str]:
         yield "]"
     elif isinstance(value, list):
         parts = (value[start : start + NUMBERS] for start in range(0, len(value), NUMBERS))
-        yield from _listed(as_json(part)[1:-1] for part in parts)
+        yield from json_list(as_json(part)[1:-1] for part in parts)
     else:
         yield as_json(value)
 
@@ -62,21 +58,12 @@ def json_text(text: str) -> str:
     return as_json(text)[1:-1]
 
 
-def encoded_text(parts: Iterable[str]) -> Encoded:
+def json_quoted(parts: Iterable[str]) -> Iterator[str]:
     """A text whose parts stand as `json_text` gives them."""
-    return Encoded(_quoted(parts))
-
-
-def _quoted(parts: Iterable[str]) -> Iterator[str]:
     yield '"'
     for part in parts:
         yield from (part[start : start + PIECE_BYTES] for start in range(0, len(part), PIECE_BYTES))
     yield '"'
-
-
-def json_number(value: float) -> str:
-    """NaN: there is none."""
-    return repr(value) if value == value else "null"
 
 
 def _bytes(value: Any) -> Iterator[bytes]:

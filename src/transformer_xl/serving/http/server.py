@@ -65,7 +65,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def make_server(app: FastAPI, *, limits: Limits, host: str, port: int) -> Server:
+def make_server(app: FastAPI, *, limits: Limits, host: str = "127.0.0.1", port: int = 0) -> Server:
     """`app.state.admission` says whether it is full, lets nobody new in, and sends away whoever still waits."""
     config = uvicorn.Config(
         app,
@@ -97,9 +97,8 @@ def connections_possible(limits: Limits) -> int:
         with suppress(ValueError, OSError):  # some systems say they would and do not
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = (
-        limits.connections if files == resource.RLIM_INFINITY else min(limits.connections, files - RESERVED_FILES)
-    )
+    room = limits.connections if files == resource.RLIM_INFINITY else files - RESERVED_FILES
+    possible = min(limits.connections, room)
     if possible < 1:
         raise InputError(
             f"this process may open {files} files, and a server needs more than {RESERVED_FILES}; raise it, for example: ulimit -n 1024"
