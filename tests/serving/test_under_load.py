@@ -186,9 +186,26 @@ LENGTH = 500
 def breaking(monkeypatch):
     """A model that breaks on one text, in its prompt or some tokens later: raises, hangs, or gives no numbers."""
     released, broken = threading.Event(), list[str]()
-    read = Engine.read
+    read, write = Engine.read, Engine.write
 
     def arm(how: str, where: str) -> list[str]:
+        def breaks_below_python(self: Engine, tokens: list[int], choices: object) -> list[int]:
+            wrong = where == "text" and bool((self.read_B == LENGTH + 5).any())
+            if wrong:
+                broken.append(f"{len(tokens)} lanes")
+                if how == "hangs":
+                    released.wait(60)
+                if how == "raises":
+                    raise RuntimeError("broken")
+            bias_V = self.model.vocabulary.bias_V.data
+            whole = bias_V.clone()
+            if wrong and how == "no numbers":
+                bias_V[0] = float("nan")
+            try:
+                return write(self, tokens, choices)
+            finally:
+                bias_V.copy_(whole)
+
         def breaks(self: Engine, tokens_BT: torch.Tensor) -> torch.Tensor:
             if where == "prompt":
                 wrong = tokens_BT.shape == (1, LENGTH)
@@ -208,6 +225,7 @@ def breaking(monkeypatch):
             return hidden_BTD
 
         monkeypatch.setattr(Engine, "read", breaks)
+        monkeypatch.setattr(Engine, "write", breaks_below_python)
         return broken
 
     yield arm
