@@ -61,6 +61,12 @@ class Counters:
     """The fields of `Scaling`; empty where it was saved without one."""
     ranks: int = 1
 
+    @classmethod
+    def unbegun(cls, *, step: int) -> "Counters":
+        """Of a run that took its steps elsewhere, and none here."""
+        none: dict[str, Any] = dict.fromkeys(("tokens", "seconds", "skipped", "average_count"), 0)
+        return cls(step=step, rate_scale=1.0, best_nats=None, window=Window(), **none)
+
     def to_json(self) -> dict[str, Any]:
         unsaid = {"data": None, "ranks": 1}
         return {name: value for name, value in asdict(self).items() if name not in unsaid or value != unsaid[name]}

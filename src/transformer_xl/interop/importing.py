@@ -2,7 +2,7 @@
 that means (`formats`); with a tokenizer and a configuration it is written at once."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl import __version__
-from transformer_xl.checkpoint import About, Counters, RunFolder, TrainingState, Window, write_checkpoint
+from transformer_xl.checkpoint import About, Counters, RunFolder, TrainingState, write_checkpoint
 from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
 from transformer_xl.config.sources import read_file
 from transformer_xl.data.text.tokenizers import load_tokenizer
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, hidden_folder, write_json
 from transformer_xl.interop.asking import contents_of
-from transformer_xl.interop.formats.foreign_model import ForeignModel, Lengths, OptimiserState, with_lengths
+from transformer_xl.interop.formats.foreign_model import ForeignModel, Lengths, OptimiserState
 from transformer_xl.interop.formats.huggingface import (
     config_from_huggingface,
     config_from_saved,
@@ -66,13 +66,13 @@ def import_run(source: Path, out: Path, *, lengths: Lengths, vocabulary: Path | 
     with hidden_folder(parent) as scratch:
         try:
             foreign = read_model(found, lengths=lengths, scratch=scratch)
-            words, file = _vocabulary(found, foreign, asked=vocabulary, scratch=scratch / "vocabulary")
+            words = _vocabulary(found, foreign, asked=vocabulary, scratch=scratch / "vocabulary")
             config = _run_config(foreign, lengths)
         except ImportRefused:
             raise
         except TransformerXLError as error:
             raise ImportRefused(f"{found.model}: {error}") from None
-        return _write(out, found, foreign, words, config, vocabulary=file)
+        return _write(out, found, foreign, words, config)
 
 
 # --- the model
@@ -86,17 +86,20 @@ def read_model(source: Source, *, lengths: Lengths, scratch: Path) -> ForeignMod
             foreign = _read_tensorflow(source, lengths, scratch)
         case "torch":
             foreign = _read_torch(source, lengths, scratch)
-    for name, value in foreign.weights.items():
+    weights = {name: value.float() for name, value in foreign.weights.items()}
+    for name, value in weights.items():
+        if not foreign.weights[name].is_floating_point():
+            raise ImportRefused(f"{source.model}: {name} holds whole numbers where weights belong")
         if not bool(torch.isfinite(value).all()):
             raise ImportRefused(f"{source.model}: {name} holds a number that is not finite; the model is of no use")
-    return foreign
+    return replace(foreign, weights=weights)
 
 
 def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel:
     assert source.config is not None
     told = read_file(source.config)
     ours = told.get("model_type") == RunConfig.model_type  # saved by transformers
-    config = with_lengths(config_from_saved(told) if ours else config_from_huggingface(told), lengths)
+    config = lengths.given_to(config_from_saved(told) if ours else config_from_huggingface(told))
     if source.model.suffix == ".safetensors":
         theirs = _safetensors(source.model)
     elif ours:
@@ -139,28 +142,26 @@ def _safetensors(path: Path) -> Mapping[str, Tensor]:
 # --- the vocabulary
 
 
-def _vocabulary(
-    source: Source, foreign: ForeignModel, *, asked: Path | None, scratch: Path
-) -> tuple[ForeignVocabulary, Path | None]:
-    """The tokenizer, and the file of its own that it came from."""
-    size = foreign.model.vocabulary
-    if asked is not None:
-        words, file = read_vocabulary_file(asked, scratch=scratch), asked
+def _vocabulary(source: Source, foreign: ForeignModel, *, asked: Path | None, scratch: Path) -> ForeignVocabulary:
+    """The one asked for, else the model file's own, else the one that lies beside."""
+    size, file = foreign.model.vocabulary, asked
+    if asked is None and foreign.vocabulary is None:
+        file = source.vocabulary
+    if file is not None:
+        words = replace(read_vocabulary_file(file, scratch=scratch), file=file)
     elif foreign.vocabulary is not None:
-        words, file = choose_tokenizer(foreign.vocabulary, name=source.model), None
-    elif source.vocabulary is not None:
-        words, file = read_vocabulary_file(source.vocabulary, scratch=scratch), source.vocabulary
+        words = choose_tokenizer(foreign.vocabulary, name=source.model)
     else:
-        return numbers_only(size), None
+        return numbers_only(size)
     where, found = file or source.model, words.tokenizer.size
     if found != size and asked is None and not source.vocabulary_is_beside:
         say(f"{where} is another model's: it has {found:,} symbols where this one has {size:,}, so it is passed over")
-        return numbers_only(size), None
+        return numbers_only(size)
     if found != size:
         raise ImportRefused(
             f"{where}: it has {found:,} symbols where the model has {size:,}; give the right one with `vocabulary=`"
         )
-    return words, file
+    return words
 
 
 def read_vocabulary_file(path: Path, *, scratch: Path) -> ForeignVocabulary:
@@ -205,12 +206,8 @@ def _run_config(foreign: ForeignModel, lengths: Lengths) -> RunConfig:
         if foreign.optimiser.learning_rate > 0:
             known.setdefault("learning_rate", foreign.optimiser.learning_rate)
     known["steps"] = max(known.get("steps", foreign.step + STEPS_MORE), 1)
-    asked = {name: value for name, value in asdict(lengths).items() if value is not None}
-    evaluation = {
-        **{"segment": segment, "memory": model.memory, "clamp_len": model.clamp_len, "same_length": model.same_length},
-        **foreign.evaluation,
-        **asked,
-    }
+    evaluation = {name: getattr(model, name) for name in ("memory", "clamp_len", "same_length")}
+    evaluation = {"segment": segment, **evaluation, **foreign.evaluation, **lengths.asked()}
     if lengths.segment is not None:
         evaluation["segment"] = segment
     return RunConfig(
@@ -220,15 +217,7 @@ def _run_config(foreign: ForeignModel, lengths: Lengths) -> RunConfig:
     )
 
 
-def _write(
-    out: Path,
-    source: Source,
-    foreign: ForeignModel,
-    words: ForeignVocabulary,
-    config: RunConfig,
-    *,
-    vocabulary: Path | None,
-) -> Imported:
+def _write(out: Path, source: Source, foreign: ForeignModel, words: ForeignVocabulary, config: RunConfig) -> Imported:
     optimiser = "none came with the model"
     if isinstance(foreign.optimiser, OptimiserState):
         optimiser = f"{foreign.optimiser.name}, after {foreign.step:,} steps"
@@ -241,7 +230,7 @@ def _write(
         data="",
         step=foreign.step,
     )
-    files = [source.model, source.config, source.optimiser, vocabulary]
+    files = [source.model, source.config, source.optimiser, words.file]
     if source.kind == "tensorflow":
         files += sorted(source.model.parent.glob(f"{source.model.stem}.data-*"))
     provenance = {
@@ -284,14 +273,6 @@ def _training_state(foreign: ForeignModel, config: RunConfig) -> TrainingState:
     the optimiser's state training can go on, too: an optimiser without one begins anew."""
     momenta = foreign.optimiser.tensors if isinstance(foreign.optimiser, OptimiserState) else {}
     generator = torch.Generator().manual_seed(config.training.seed)
-    counters = Counters(
-        step=foreign.step,
-        tokens=0,
-        seconds=0.0,
-        skipped=0,
-        rate_scale=1.0,
-        best_nats=None,
-        average_count=0,
-        window=Window(),
+    return TrainingState(
+        tensors={"random.cpu": generator.get_state(), **momenta}, counters=Counters.unbegun(step=foreign.step)
     )
-    return TrainingState(tensors={"random.cpu": generator.get_state(), **momenta}, counters=counters)

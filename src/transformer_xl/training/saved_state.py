@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint import Counters, TrainingState
+from transformer_xl.checkpoint import TrainingState
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, TransformerXLError
 from transformer_xl.model import AnyMemory, AnyModel, Memory, Recurrent
@@ -23,7 +23,6 @@ LOWER = (torch.bfloat16, torch.float16)
 class Checked:
     """A training state in the parts that a session is made of."""
 
-    counters: Counters
     memories: list[AnyMemory]
     """Of all lanes, in the micro-batches of one process; none before the first step."""
     optimiser: dict[str, dict[str, Tensor]]
@@ -60,7 +59,6 @@ def checked_state(state: TrainingState, *, model: AnyModel, config: RunConfig, f
     _check_optimiser(optimiser, path=path)
     _check_random(random, path=path)
     return Checked(
-        counters=counters,
         memories=_memories(tensors, model=model, config=config, path=path),
         optimiser=optimiser,
         own_weights=_starting_with(tensors, "weights."),

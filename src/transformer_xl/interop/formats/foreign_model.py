@@ -1,4 +1,4 @@
-"""What a foreign checkpoint says, in our own terms, and what holds for those of every kind: lengths asked for, one precision, shapes that fit."""
+"""What a foreign checkpoint says, in our own terms, and what holds for those of every kind: lengths asked for, whole numbers, shapes that fit."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +22,14 @@ class Lengths:
     memory: int | None = None
     clamp_len: int | None = None
     same_length: bool | None = None
+
+    def asked(self) -> dict[str, Any]:
+        """Those of a model and of its evaluation; how much is read at once is not the model's."""
+        return {name: value for name, value in asdict(self).items() if value is not None and name != "segment"}
+
+    def given_to(self, config: ModelConfig) -> ModelConfig:
+        """The model's own memory grows with what is asked for; clamping and masking are of evaluation."""
+        return replace(config, **self.asked())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +62,6 @@ class ForeignModel:
     """Words say why it was left out; None where there was none."""
     rules: dict[str, str] = field(default_factory=dict)
     """What its code computes in another way than ours, and what became of that."""
-
-
-def with_lengths(config: ModelConfig, lengths: Lengths) -> ModelConfig:
-    """The model's own memory grows with what is asked for; clamping and masking are of evaluation."""
-    changes = {name: value for name, value in asdict(lengths).items() if value is not None and name != "segment"}
-    return replace(config, **changes)
-
-
-def single_precision(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    for name, value in weights.items():
-        if not value.is_floating_point():
-            raise CheckpointError(f"{name} holds whole numbers where weights belong")
-    return {name: value.float() for name, value in weights.items()}
 
 
 # --- numbers that files give
@@ -115,9 +110,5 @@ def compare_shapes(ours: Shapes, wanted: Shapes) -> None:
     for name in sorted(wanted.keys() ^ ours.keys()):
         raise CheckpointError(f"{name} exists on one side only: the model's configuration is not that of its weights")
     for name, shape in wanted.items():
-        check_shape(ours[name], name=name, wanted=shape)
-
-
-def check_shape(shape: tuple[int, ...], *, name: str, wanted: tuple[int, ...]) -> None:
-    if tuple(shape) != wanted:
-        raise CheckpointError(f"{name} has shape {list(shape)} where the configuration makes it {list(wanted)}")
+        if ours[name] != shape:
+            raise CheckpointError(f"{name} has shape {list(ours[name])} where the configuration makes it {list(shape)}")

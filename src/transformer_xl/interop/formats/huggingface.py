@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.fields import convert, read
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.interop.formats.foreign_model import ForeignModel, check_shapes, shapes_of, single_precision
+from transformer_xl.interop.formats.foreign_model import ForeignModel, check_shapes, shapes_of
 from transformer_xl.interop.formats.layout import HUGGINGFACE, weights_from, weights_to
 
 FIELDS = {
@@ -57,7 +57,7 @@ def model_from_huggingface(theirs: Mapping[str, Tensor], config: ModelConfig, to
     return ForeignModel(
         kind="huggingface",
         model=config,
-        weights=single_precision(weights_from_huggingface(theirs, config)),
+        weights=weights_from_huggingface(theirs, config),
         segment=segment if type(segment) is int else None,
         rules={
             "initial_memory": "zeros that are attended to, as Hugging Face computes",
@@ -76,7 +76,7 @@ def model_from_saved(theirs: Mapping[str, Tensor], config: ModelConfig) -> Forei
     """A model of ours that transformers saved, after its Trainer perhaps: our own names, behind one of its."""
     weights = {name.removeprefix(SAVED_PREFIX): value for name, value in theirs.items()}
     check_shapes(shapes_of(weights), config)
-    return ForeignModel(kind="transformers", model=config, weights=single_precision(weights))
+    return ForeignModel(kind="transformers", model=config, weights=weights)
 
 
 def config_from_huggingface(theirs: Mapping[str, object]) -> ModelConfig:

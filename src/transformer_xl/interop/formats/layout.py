@@ -20,14 +20,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError
-from transformer_xl.interop.formats.foreign_model import (
-    Shapes,
-    check_shape,
-    check_shapes,
-    compare_shapes,
-    shapes_of,
-    wanted_shapes,
-)
+from transformer_xl.interop.formats.foreign_model import check_shapes, compare_shapes, shapes_of, wanted_shapes
 from transformer_xl.model.encodings import frequencies
 
 
@@ -225,7 +218,7 @@ def _check_frequencies(stored: Tensor | None, config: ModelConfig, layout: Layou
         )
 
 
-def _check_amount(theirs: Mapping[str, Tensor], wanted: Shapes) -> None:
+def _check_amount(theirs: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
     """One tensor under many names would become as many of ours: nothing here is shared but what the configuration shares."""
     there = sum(value.numel() for value in {id(value): value for value in theirs.values()}.values())
     asked = sum(prod(shape) for shape in wanted.values())
@@ -239,4 +232,4 @@ def _check_parts(parts: list[Tensor], *, name: str, wanted: tuple[int, ...] | No
     if len({part.shape[1:] for part in parts}) > 1:
         raise CheckpointError(f"the parts of {name} have shapes that do not fit together")
     if wanted is not None:
-        check_shape((sum(part.shape[0] for part in parts), *parts[0].shape[1:]), name=name, wanted=wanted)
+        compare_shapes({name: (sum(part.shape[0] for part in parts), *parts[0].shape[1:])}, {name: wanted})

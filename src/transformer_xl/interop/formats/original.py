@@ -17,11 +17,9 @@ from transformer_xl.interop.formats.foreign_model import (
     ForeignModel,
     Lengths,
     OptimiserState,
-    single_precision,
     steps_taken,
     whole,
     whole_step,
-    with_lengths,
 )
 from transformer_xl.interop.formats.layout import NVIDIA, ORIGINAL, copies, weights_from, weights_to
 from transformer_xl.interop.quarantine.extraction import Contents
@@ -58,13 +56,12 @@ Mapped = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 def model_from_torch(model: Contents[Tensor], *, optimiser: Contents[Tensor], lengths: Lengths) -> ForeignModel:
     """`optimiser` is the file that holds its state: one of its own, or the model's."""
-    original = model.kind == "original"
     settings, theirs = dict(model.facts["model"]), model.tensors.get("model", {})
     if lengths.memory is not None:
         settings["mem_len"] = lengths.memory
-    keys, layout = ("memory", ORIGINAL) if original else ("memory+1", NVIDIA)
-    config = with_lengths(config_from_settings(settings, theirs, same_length_keys=keys), lengths)
-    weights = single_precision(weights_from(theirs, config, layout))
+    keys, layout = ("memory", ORIGINAL) if model.kind == "original" else ("memory+1", NVIDIA)
+    config = lengths.given_to(config_from_settings(settings, theirs, same_length_keys=keys))
+    weights = weights_from(theirs, config, layout)
     arguments = model.facts.get("arguments", {})
     state = None
     if "optimiser" in optimiser.facts:

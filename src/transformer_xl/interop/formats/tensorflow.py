@@ -21,10 +21,8 @@ from transformer_xl.interop.formats.foreign_model import (
     OptimiserState,
     check_shapes,
     shapes_of,
-    single_precision,
     steps_taken,
     whole,
-    with_lengths,
 )
 
 EPS = 1e-12
@@ -62,8 +60,8 @@ def model_from_variables(
             raise ImportRefused(
                 f"{told_in}: {name} is {str(told[name])[:20]} where the checkpoint has {getattr(config, ours)}; it is another model's"
             )
-    config = with_lengths(config, lengths)
-    weights = single_precision(weights_from_variables(theirs, config))
+    config = lengths.given_to(config)
+    weights = weights_from_variables(theirs, config)
     stepped = variables.get("global_step")
     step = steps_taken(stepped.item(), "global_step") if stepped is not None and stepped.numel() == 1 else 0
     evaluation = {"segment": "test_tgt_len", "memory": "test_mem_len", "clamp_len": "test_clamp_len"}

@@ -26,6 +26,8 @@ class ForeignVocabulary:
     tokenizer: Tokenizer
     reason: str
     dataset: str | None = None
+    file: Path | None = None
+    """Its own, where it has one."""
 
     @property
     def corpus(self) -> str:

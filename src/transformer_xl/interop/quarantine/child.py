@@ -11,7 +11,9 @@ import gc
 import json
 import mmap
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,30 +109,17 @@ def write_safetensors(path: Path, tensors: Mapping[str, Bytes]) -> None:
     position = 0
     for name, tensor in tensors.items():
         kind, width = DTYPES[tensor.dtype]
-        count = width
-        for size in tensor.shape:
-            count *= size
+        count = width * prod(tensor.shape)
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [position, position + count]}
         position += count
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for source, group in _by_file(tensors):
+        for source, group in groupby(tensors.values(), key=lambda tensor: tensor.path):
             with source.open("rb") as file:
                 for tensor in group:
                     _copy(file, tensor, out)
-
-
-def _by_file(tensors: Mapping[str, Bytes]) -> Iterable[tuple[Path, list[Bytes]]]:
-    group: list[Bytes] = []
-    for tensor in tensors.values():
-        if group and group[-1].path != tensor.path:
-            yield group[0].path, group
-            group = []
-        group.append(tensor)
-    if group:
-        yield group[0].path, group
 
 
 def _copy(file: IO[bytes], tensor: Bytes, out: IO[bytes]) -> None:

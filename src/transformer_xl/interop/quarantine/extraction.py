@@ -75,7 +75,7 @@ def _original(model: Object) -> Contents[TensorPlace]:
     attention, norm = _child(layer, "dec_attn"), _child(layer, "dec_attn", "layer_norm")
     facts |= _settings(softmax, "crit", {"div_val": int})
     facts |= _settings(attention, "layers.0.dec_attn", {"pre_lnorm": bool})
-    facts["cutoffs"] = _whole_numbers(softmax.attributes.get("cutoffs"), "crit.cutoffs")[:-1]
+    facts["cutoffs"] = _list(int, softmax.attributes.get("cutoffs"), "crit.cutoffs")[:-1]
     facts["norm_eps"] = _settings(norm, "layer_norm", {"eps": float})["eps"]
     facts["dropout"] = _settings(_child(model, "drop"), "drop", {"p": float})["p"]
     facts["dropatt"] = _settings(_child(attention, "dropatt"), "dropatt", {"p": float})["p"]
@@ -83,13 +83,8 @@ def _original(model: Object) -> Contents[TensorPlace]:
     facts["d_inner"] = inner.shape[0] if inner is not None and inner.shape else 0
     facts["tie_weight"] = _ties_weights(parameters)
     facts["tie_projs"] = _tied_projections(parameters, clusters=len(facts["cutoffs"]) + 1)
-    order: list[str] = []
-    seen: set[TensorPlace] = set()
-    for name, place in parameters.items():
-        if place not in seen:
-            order.append(name)
-            seen.add(place)
-    facts["parameter_order"] = order
+    first = {place: name for name, place in reversed(parameters.items())}
+    facts["parameter_order"] = [name for name, place in parameters.items() if first[place] == name]
     return Contents(kind="original", facts={"model": facts}, tensors={"model": {**parameters, **buffers}})
 
 
@@ -155,8 +150,8 @@ def _nvidia(value: dict[Any, Any]) -> Contents[TensorPlace]:
         raise ImportRefused("its model_config is no table")
     weights = _named_tensors(state, "model_state")
     settings = {str(name): item for name, item in config.items() if type(item) in SCALARS}
-    settings["cutoffs"] = _whole_numbers(config.get("cutoffs"), "model_config.cutoffs")
-    settings["tie_projs"] = _flags(config.get("tie_projs"), "model_config.tie_projs")
+    settings["cutoffs"] = _list(int, config.get("cutoffs"), "model_config.cutoffs")
+    settings["tie_projs"] = _list(bool, config.get("tie_projs"), "model_config.tie_projs")
     settings["parameter_order"] = [
         name for name in weights if not name.startswith(("crit.shared_out_projs.", "pos_emb."))
     ]
@@ -277,13 +272,7 @@ def _settings(owner: Object, where: str, fields: Mapping[str, type]) -> dict[str
     return found
 
 
-def _whole_numbers(value: object, name: str) -> list[int]:
-    if not isinstance(value, (list, tuple)) or not all(type(item) is int for item in value) or len(value) > 1000:
-        raise ImportRefused(f"{name} is no list of numbers")
-    return list(value)
-
-
-def _flags(value: object, name: str) -> list[bool]:
-    if not isinstance(value, (list, tuple)) or not all(type(item) is bool for item in value) or len(value) > 1000:
-        raise ImportRefused(f"{name} is no list of true and false")
+def _list(kind: type[T], value: object, name: str) -> list[T]:
+    if not isinstance(value, (list, tuple)) or not all(type(item) is kind for item in value) or len(value) > 1000:
+        raise ImportRefused(f"{name} is no list of {'numbers' if kind is int else 'true and false'}")
     return list(value)

@@ -9,6 +9,7 @@ Every length is checked against the bytes that are there, every block and every 
 import re
 from collections.abc import Iterator
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -65,9 +66,7 @@ def read_bundle(index: Path) -> dict[str, Bytes]:
             raise ImportRefused(f"{name} is stored in slices, which the authors' checkpoints are not")
         shape = _shape(fields)
         shard, offset, size = (_number(fields, number, default=0) for number in (3, 4, 5))
-        needed = DTYPES[dtype][1]
-        for length in shape:
-            needed *= length
+        needed = DTYPES[dtype][1] * prod(shape)
         if shard >= shards or size != needed or offset + size > sizes[shard]:
             raise ImportRefused(f"{name} does not lie inside {paths[min(shard, shards - 1)].name}, or has another size")
         found[name] = Bytes(path=paths[shard], start=offset, dtype=dtype, shape=shape, length=size)

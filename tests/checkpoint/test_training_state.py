@@ -1,0 +1,46 @@
+"""training.json has one form, whoever wrote it: what is saved is read back, and a run that was imported has the fields of one that was trained."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.checkpoint import Counters, Window
+from transformer_xl.errors import CheckpointError
+
+TRAINED = Counters(
+    step=7,
+    tokens=84,
+    seconds=1.5,
+    skipped=1,
+    rate_scale=0.5,
+    best_nats=None,
+    average_count=3,
+    window=Window(nats=2.0, tokens=12, seconds=0.1, steps=1, norm=0.3),
+    lanes={"kind": "lanes", "offset": 12},
+    data="fingerprint",
+    scaler={},
+    ranks=2,
+)
+
+
+def read_back(counters: Counters) -> Counters:
+    return Counters.from_json(json.loads(json.dumps(counters.to_json())), path=Path("training.json"))
+
+
+@pytest.mark.parametrize("counters", [TRAINED, Counters.unbegun(step=3)], ids=["trained", "imported"])
+def test_what_is_written_is_read_back(counters):
+    assert read_back(counters) == counters
+
+
+def test_fields_stand_in_their_order_and_what_goes_without_saying_is_left_out():
+    names = [field.name for field in fields(Counters)]
+    assert list(TRAINED.to_json()) == names
+    assert list(Counters.unbegun(step=3).to_json()) == [name for name in names if name not in ("data", "ranks")]
+
+
+@pytest.mark.parametrize("data", [None, 5, ["fingerprint"]])
+def test_a_fingerprint_is_text_or_left_out(data):
+    with pytest.raises(CheckpointError, match=r"training.json: data: expected a word, found"):
+        Counters.from_json({**TRAINED.to_json(), "data": data}, path=Path("training.json"))
