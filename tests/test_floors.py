@@ -8,7 +8,7 @@ import transformer_xl
 SOURCE = Path(transformer_xl.__file__).parent
 FLOORS = [
     {"errors"},
-    {"config", "presets", "files", "progress", "pictures", "native", "tensor_files"},
+    {"config", "presets", "files", "console", "pictures", "native", "tensor_files"},
     {"data", "model"},
     {"checkpoint"},
     {"interop", "inference"},

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.benchmarks import children, environment, measure
+from transformer_xl.benchmarks import children, environment, measuring
 from transformer_xl.benchmarks.children import BenchmarkError, Child, Run, take_turns
 from transformer_xl.benchmarks.entrants import entrants
 from transformer_xl.benchmarks.training import largest_difference
@@ -111,18 +111,18 @@ def test_other_weights_are_noticed_before_any_timing(tmp_path):
     exact = {"exact": table["exact"]}
     with (
         children.children({}, names={"exact": "exact", "forward": "forward"}) as processes,
-        measure.model_folder(workload) as folder,
+        measuring.model_folder(workload) as folder,
     ):
-        found = measure.open_and_check(workload, exact, processes, folder=folder)
+        found = measuring.open_and_check(workload, exact, processes, folder=folder)
         assert found["exact"] is not None
-        assert found["exact"] <= measure.TOLERANCE
+        assert found["exact"] <= measuring.TOLERANCE
         state = load_file(folder / "model.safetensors")
         state["transformer.layers.1.dec_attn.r_net.weight"] *= 1.05
         shutil.copytree(folder, tmp_path / "other")
         save_file(state, tmp_path / "other" / "model.safetensors", {"format": "pt"})
         misled = {**processes, "forward": Redirected(processes["forward"], folder=str(tmp_path / "other"))}
         with pytest.raises(BenchmarkError, match="exact differs from forward by"):
-            measure.open_and_check(workload, exact, misled, folder=folder)
+            measuring.open_and_check(workload, exact, misled, folder=folder)
 
 
 class Redirected:
@@ -189,15 +189,15 @@ def test_disturbed_rounds_are_run_again_but_not_forever():
 
 def test_differences_are_of_values_and_of_words():
     reference = {"values": torch.tensor([[-1.0, -2.0, -3.0]]), "ids": torch.tensor([[7, 8, 9]])}
-    assert measure.largest_difference(reference, reference) == 0.0
+    assert measuring.largest_difference(reference, reference) == 0.0
     moved = {"values": torch.tensor([[-1.0, -2.0, -3.5]]), "ids": reference["ids"]}
-    assert measure.largest_difference(moved, reference) == 0.5
+    assert measuring.largest_difference(moved, reference) == 0.5
     swapped = {"values": reference["values"], "ids": torch.tensor([[8, 7, 9]])}
-    assert measure.largest_difference(swapped, reference) == 1.0
+    assert measuring.largest_difference(swapped, reference) == 1.0
     unknown = {"values": reference["values"], "ids": torch.tensor([[5, 8, 9]])}
-    assert measure.largest_difference(unknown, reference) == 2.0
+    assert measuring.largest_difference(unknown, reference) == 2.0
     broken = {"values": torch.tensor([[-1.0, float("nan"), -3.0]]), "ids": reference["ids"]}
-    assert measure.largest_difference(broken, reference) == float("inf")
+    assert measuring.largest_difference(broken, reference) == float("inf")
 
 
 def test_the_least_work_of_the_papers_shapes():

@@ -251,7 +251,7 @@ def test_speed_runs_the_benchmark(tmp_path):
 
 
 def fake_bench(kind):
-    from transformer_xl.benchmarks.measure import Machine, Result, Row
+    from transformer_xl.benchmarks.measuring import Machine, Result, Row
     from transformer_xl.benchmarks.workloads import workloads
 
     others = ("ratio_to_huggingface", "ratio_to_one_lane")

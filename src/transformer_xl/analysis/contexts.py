@@ -21,16 +21,16 @@ from torch import Tensor
 from transformer_xl.analysis.loss_files import UNREADABLE, Arrays, read_arrays, write_arrays
 from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, TrainingConfig
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY
+from transformer_xl.console import progress
 from transformer_xl.data.feeding.lanes import NO_TARGET
 from transformer_xl.data.store import Split
 from transformer_xl.errors import InputError
 from transformer_xl.evaluation import make_rule
-from transformer_xl.evaluation.evaluate import using_lengths
 from transformer_xl.evaluation.rules import KEPT_BYTES, MOST_LANES
+from transformer_xl.evaluation.scoring import using_lengths
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.model import AnyModel, Recurrent
-from transformer_xl.progress import progress
 
 SECONDS_BETWEEN_SAVES = 20.0
 WINDOW_TOKENS_AT_ONCE = 1 << 14

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import median
 
 from transformer_xl.benchmarks.children import children, timed
-from transformer_xl.benchmarks.measure import model_folder
+from transformer_xl.benchmarks.measuring import model_folder
 from transformer_xl.benchmarks.workloads import Scale, Workload, workloads
 from transformer_xl.config import ModelConfig
+from transformer_xl.console import progress
 from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import picture
-from transformer_xl.progress import progress
 
 DEFAULT_TOKENS = 200_000
 POINTS = 200

@@ -9,6 +9,7 @@ import torch
 from transformer_xl import __version__
 from transformer_xl.checkpoint import About, RunFolder, TrainingState, write_checkpoint
 from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+from transformer_xl.console import say
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, hidden_folder, write_json
 from transformer_xl.interop.formats.foreign_model import Lengths, Read, read_source
@@ -16,7 +17,6 @@ from transformer_xl.interop.formats.optimisers import State
 from transformer_xl.interop.formats.vocabularies import Chosen, choose_tokenizer, numbers_only, read_vocabulary_file
 from transformer_xl.interop.sources import Source, find_source
 from transformer_xl.model import parameter_count
-from transformer_xl.progress import say
 
 STEPS_MORE = 10_000
 """How far training would go on, where nothing says how long it was to be."""

@@ -2,7 +2,7 @@
 
 import time
 
-from transformer_xl.benchmarks.measure import Row, measure
+from transformer_xl.benchmarks.measuring import Row, measure
 from transformer_xl.benchmarks.workloads import PAPER_RATIOS, workloads
 from transformer_xl.pictures import can_draw, picture
 from transformer_xl.studies.report import Report

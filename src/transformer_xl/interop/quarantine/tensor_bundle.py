@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.quarantine.crc32c import crc32c
+from transformer_xl.interop.quarantine.checksums import crc32c
 from transformer_xl.interop.quarantine.stand_ins import DTYPES
 from transformer_xl.interop.quarantine.tensor_writing import Bytes
 

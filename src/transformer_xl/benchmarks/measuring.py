@@ -35,9 +35,9 @@ from transformer_xl.benchmarks.workloads import (
     Workload,
     workloads,
 )
+from transformer_xl.console import progress, say
 from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
 from transformer_xl.model import TransformerXL
-from transformer_xl.progress import progress, say
 
 TOLERANCE = 2e-5
 """How far log-probabilities and losses may be from those of the implementation they are checked against, in float32."""
