@@ -1,4 +1,4 @@
-"""The rooms import downwards: DESIGN's floors, held by walking every import in the source."""
+"""The rooms import downwards: DESIGN's floors, held by walking every import in the source. And no module is its own function's namesake."""
 
 import ast
 from pathlib import Path
@@ -37,6 +37,8 @@ WALLS = {
     ("presets", "torch"),
 }
 """(here, there): nothing in here, a room or a file of ours, imports anything of there, which is ours or a package of somebody's."""
+
+STILL_NAMESAKE = "serving/http/aside.py"
 
 
 def room_of(path: Path) -> str:
@@ -86,6 +88,17 @@ def imports_through_walls() -> list[str]:
     return sorted(wrong)
 
 
+def namesakes() -> list[str]:
+    """What a module defines under its own name, so that `from room import name` could mean either. A class differs by its capital."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.lower() == path.stem
+            if function or (isinstance(node, ast.ClassDef) and node.name == path.stem):
+                found.append(f"{path.relative_to(SOURCE).as_posix()}:{node.lineno}")
+    return found
+
+
 def test_every_room_has_a_floor():
     rooms = {room_of(path) for path in SOURCE.rglob("*.py")}
     assert rooms <= set(FLOOR_OF), f"no floor for {rooms - set(FLOOR_OF)}"
@@ -97,6 +110,10 @@ def test_rooms_import_downwards():
 
 def test_nothing_is_imported_through_a_wall():
     assert imports_through_walls() == []
+
+
+def test_no_module_holds_its_namesake():
+    assert [place for place in namesakes() if not place.startswith(STILL_NAMESAKE)] == []
 
 
 def test_walls_stand_around_something():
@@ -122,3 +139,8 @@ def test_the_walk_sees_an_import_through_a_wall(tmp_path, monkeypatch):
 def test_the_walk_sees_an_upward_import(tmp_path, monkeypatch):
     write(tmp_path, "model/wrong.py", "def f():\n    from transformer_xl.training import loop\n", monkeypatch)
     assert upward_imports() == ["model/wrong.py:2 model -> training", "model/wrong.py:2 model -> training"]
+
+
+def test_the_walk_sees_a_namesake_but_not_a_class_with_a_capital(tmp_path, monkeypatch):
+    write(tmp_path, "model/memory.py", "class Memory: ...\n\n\nasync def memory(): ...\n", monkeypatch)
+    assert namesakes() == ["model/memory.py:4"]
