@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from small_models import build, random_tokens
+from transformer_xl.config import NOT_A_TARGET
 from transformer_xl.model import table_gradient, vocabulary
-from transformer_xl.model.protocol import NOT_A_TARGET
 
 KINDS = [
     {"cutoffs": (4, 7, 10)},
