@@ -14,7 +14,7 @@ from transformer_xl.cli import COMMANDS, in_flags
 SOURCE = Path(transformer_xl.__file__).parent
 FLOORS = [
     {"errors"},
-    {"config", "presets", "files", "progress", "pictures", "native", "tensor_files"},
+    {"config", "presets", "files", "console", "pictures", "native", "tensor_files"},
     {"data", "model"},
     {"checkpoint"},
     {"interop", "inference"},
@@ -43,6 +43,8 @@ WALLS = {
     ("presets", "torch"),
 }
 """(here, there): nothing in here, a room or a file of ours, imports anything of there, which is ours or a package of somebody's."""
+
+STILL_NAMESAKE = "serving/http/aside.py"
 
 
 def room_of(path: Path) -> str:
@@ -92,6 +94,17 @@ def imports_through_walls() -> list[str]:
     return sorted(wrong)
 
 
+def namesakes() -> list[str]:
+    """What a module defines under its own name, so that `from room import name` could mean either. A class differs by its capital."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.lower() == path.stem
+            if function or (isinstance(node, ast.ClassDef) and node.name == path.stem):
+                found.append(f"{path.relative_to(SOURCE).as_posix()}:{node.lineno}")
+    return found
+
+
 def test_every_room_has_a_floor():
     rooms = {room_of(path) for path in SOURCE.rglob("*.py")}
     assert rooms <= set(FLOOR_OF), f"no floor for {rooms - set(FLOOR_OF)}"
@@ -103,6 +116,10 @@ def test_rooms_import_downwards():
 
 def test_nothing_is_imported_through_a_wall():
     assert imports_through_walls() == []
+
+
+def test_no_module_holds_its_namesake():
+    assert [place for place in namesakes() if not place.startswith(STILL_NAMESAKE)] == []
 
 
 def test_walls_stand_around_something():
@@ -190,3 +207,8 @@ def test_arguments_in_sentences_are_options_of_a_command():
     assert named
     for said in named:
         assert in_flags(said).split()[0] in parser._option_string_actions, said
+
+
+def test_the_walk_sees_a_namesake_but_not_a_class_with_a_capital(tmp_path, monkeypatch):
+    write(tmp_path, "model/memory.py", "class Memory: ...\n\n\nasync def memory(): ...\n", monkeypatch)
+    assert namesakes() == ["model/memory.py:4"]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
 from transformer_xl.config import EvaluationConfig, RunConfig
+from transformer_xl.console import Advance
 from transformer_xl.data.store import Store, open_store
 from transformer_xl.data.text.streaming import Placed, token_stream
 from transformer_xl.data.text.tokenizers import Ids, Tokenizer
@@ -41,7 +42,6 @@ from transformer_xl.inference.weights import WeightKind
 from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
 from transformer_xl.model import AnyModel
-from transformer_xl.progress import Advance
 
 SCORED_AT_ONCE = 512
 """Tokens whose distributions are in memory at the same time."""

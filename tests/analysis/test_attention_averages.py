@@ -13,7 +13,7 @@ from transformer_xl.analysis.attention import (
     top_keys,
     widest_of_different_layers,
 )
-from transformer_xl.analysis.recording import TOTAL, by_distance, recording, scores_by_distance
+from transformer_xl.analysis.terms import TOTAL, by_distance, recording, scores_by_distance
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.errors import InputError
 from transformer_xl.model.attention import Mask

@@ -12,9 +12,9 @@ import pytest
 import transformer_xl as txl
 from small_run import SMALL, prepare
 from transformer_xl.analysis.attention import average_attention
-from transformer_xl.analysis.visible import visible
 from transformer_xl.cli import main
 from transformer_xl.config import EvaluationConfig
+from transformer_xl.data.text.display import visible
 from transformer_xl.training import train
 
 FILES = ["attention.json", "average.png", "heads.png", "report.html", "terms.png"]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.benchmarks import children, environment, measure
+from transformer_xl.benchmarks import children, environment, measuring
 from transformer_xl.benchmarks.children import BenchmarkError, Child, Run, take_turns
-from transformer_xl.benchmarks.entrants import entrants
+from transformer_xl.benchmarks.entrants import entrants_of
 from transformer_xl.benchmarks.training import largest_difference
-from transformer_xl.benchmarks.workloads import Workload, work_of_step, work_of_window, workloads
+from transformer_xl.benchmarks.workloads import Workload, work_of_step, work_of_window, workloads_of
 from transformer_xl.cli import main
 
 KEYS = {
@@ -106,23 +106,23 @@ def test_evaluation_prints_a_table_that_says_it_is_tiny(capsys):
 
 def test_other_weights_are_noticed_before_any_timing(tmp_path):
     """One process is given a model of which a single tensor was changed a little."""
-    workload = workloads("generation", scale="tiny")[1]
-    table = entrants(workload, against_huggingface=False)
+    workload = workloads_of("generation", scale="tiny")[1]
+    table = entrants_of(workload, against_huggingface=False)
     exact = {"exact": table["exact"]}
     with (
-        children.children({}, names={"exact": "exact", "forward": "forward"}) as processes,
-        measure.model_folder(workload) as folder,
+        children.ready_children({}, names={"exact": "exact", "forward": "forward"}) as processes,
+        measuring.model_folder(workload) as folder,
     ):
-        found = measure.open_and_check(workload, exact, processes, folder=folder)
+        found = measuring.open_and_check(workload, exact, processes, folder=folder)
         assert found["exact"] is not None
-        assert found["exact"] <= measure.TOLERANCE
+        assert found["exact"] <= measuring.TOLERANCE
         state = load_file(folder / "model.safetensors")
         state["transformer.layers.1.dec_attn.r_net.weight"] *= 1.05
         shutil.copytree(folder, tmp_path / "other")
         save_file(state, tmp_path / "other" / "model.safetensors", {"format": "pt"})
         misled = {**processes, "forward": Redirected(processes["forward"], folder=str(tmp_path / "other"))}
         with pytest.raises(BenchmarkError, match="exact differs from forward by"):
-            measure.open_and_check(workload, exact, misled, folder=folder)
+            measuring.open_and_check(workload, exact, misled, folder=folder)
 
 
 class Redirected:
@@ -189,20 +189,20 @@ def test_disturbed_rounds_are_run_again_but_not_forever():
 
 def test_differences_are_of_values_and_of_words():
     reference = {"values": torch.tensor([[-1.0, -2.0, -3.0]]), "ids": torch.tensor([[7, 8, 9]])}
-    assert measure.largest_difference(reference, reference) == 0.0
+    assert measuring.largest_difference(reference, reference) == 0.0
     moved = {"values": torch.tensor([[-1.0, -2.0, -3.5]]), "ids": reference["ids"]}
-    assert measure.largest_difference(moved, reference) == 0.5
+    assert measuring.largest_difference(moved, reference) == 0.5
     swapped = {"values": reference["values"], "ids": torch.tensor([[8, 7, 9]])}
-    assert measure.largest_difference(swapped, reference) == 1.0
+    assert measuring.largest_difference(swapped, reference) == 1.0
     unknown = {"values": reference["values"], "ids": torch.tensor([[5, 8, 9]])}
-    assert measure.largest_difference(unknown, reference) == 2.0
+    assert measuring.largest_difference(unknown, reference) == 2.0
     broken = {"values": torch.tensor([[-1.0, float("nan"), -3.0]]), "ids": reference["ids"]}
-    assert measure.largest_difference(broken, reference) == float("inf")
+    assert measuring.largest_difference(broken, reference) == float("inf")
 
 
 def test_the_least_work_of_the_papers_shapes():
     """By hand, from the shapes: 37.9M weights that are read, 2100 keys and values and 820 relative keys of width 512 in 12 layers."""
-    workload = workloads("generation", scale="full")[0]
+    workload = workloads_of("generation", scale="full")[0]
     weights = 12 * (4 * 512 * 512 + 2 * 512 * 2048) + 512 * 204
     assert work_of_step(workload, lanes=1, weight_bytes=4).bytes == 4 * (weights + 12 * 512 * (2 * 2100 + 820))
     assert work_of_step(workload, lanes=1, weight_bytes=1).bytes == weights + 4 * 12 * 512 * (2 * 2100 + 820)
@@ -213,7 +213,7 @@ def test_the_least_work_of_the_papers_shapes():
 
 def test_the_least_work_of_a_window_counts_pairs_that_see_each_other():
     """Against counting them one by one."""
-    workload: Workload = workloads("sliding", scale="tiny")[1]
+    workload: Workload = workloads_of("sliding", scale="tiny")[1]
     config, W, width = workload.config, workload.config.memory, 32
     matrices = 4 * 32 * width + 2 * 32 * 64
     lower = sum(matrices + width * (2 * (t + 1) + min(config.clamp_len, t + 1)) for t in range(W))

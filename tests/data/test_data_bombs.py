@@ -20,7 +20,7 @@ import pytest
 from data_helpers import one_sentence
 from test_data_sources import CONTENT, SMALL, TEXTS, serve, small_ptb  # noqa: F401 (fixtures)
 
-from transformer_xl.data.corpora.download import download
+from transformer_xl.data.corpora.downloading import download
 from transformer_xl.data.corpora.recipes import RECIPES, Place
 from transformer_xl.data.corpora.unpacking import ALWAYS_ALLOWED, MOST_FOLD
 from transformer_xl.errors import DataError

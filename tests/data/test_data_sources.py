@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from data_helpers import one_sentence
 
-from transformer_xl.data.corpora import download as downloads
-from transformer_xl.data.corpora import recipes
-from transformer_xl.data.corpora.download import download, download_any
+from transformer_xl.data.corpora import downloading, recipes
+from transformer_xl.data.corpora.downloading import download, download_any
 from transformer_xl.data.corpora.recipes import PTB, Counts, KnownFile, Place
 from transformer_xl.data.corpora.sources import Source, find_known, kind_of
 from transformer_xl.errors import DataError
@@ -326,7 +325,7 @@ def test_a_cache_that_cannot_be_written_is_named(serve, tmp_path):
 
 def test_the_cache_follows_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert downloads.cache_folder() == tmp_path / "transformer_xl"
+    assert downloading.cache_folder() == tmp_path / "transformer_xl"
 
 
 def test_every_known_place_is_listed(txl, capsys):

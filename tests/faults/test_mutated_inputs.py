@@ -238,8 +238,8 @@ from pathlib import Path
 sys.path[:0] = sys.argv[4:]
 import torch
 torch.set_num_threads(1)
-import transformer_xl.progress
-transformer_xl.progress.be_quiet()
+import transformer_xl.console
+transformer_xl.console.be_quiet()
 import test_mutated_inputs as inputs
 def stop(*_): raise inputs.TooLong
 signal.signal(signal.SIGPROF, stop)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from small_models import build, random_tokens
-from transformer_xl.model import adaptive_loss, vocabulary
-from transformer_xl.model.protocol import NOT_A_TARGET
+from transformer_xl.config import NOT_A_TARGET
+from transformer_xl.model import table_gradient, vocabulary
 
 KINDS = [
     {"cutoffs": (4, 7, 10)},
@@ -52,7 +52,7 @@ def test_one_gradient_is_the_sum_of_many(changes, passes, monkeypatch):
 @pytest.mark.parametrize("shape", [(1, 5, 3), (9, 1003, 41), (64, 130, 16), (65, 130, 16)])
 def test_few_vectors_times_a_large_matrix(shape, dtype, few, monkeypatch):
     """Forwards and backwards, by the kernels and by torch."""
-    monkeypatch.setattr(adaptive_loss.native, "FEW", few)
+    monkeypatch.setattr(table_gradient.native, "FEW", few)
     P, V, E = shape
     generator = torch.Generator().manual_seed(0)
     x, matrix, bias, gradient = (
@@ -61,10 +61,10 @@ def test_few_vectors_times_a_large_matrix(shape, dtype, few, monkeypatch):
     close = {"rtol": 0, "atol": 1e-12 if dtype == torch.float64 else 1e-3, "check_dtype": False}
     found = torch.full((V, E), float("nan"), dtype=dtype)
     arguments = (part.to(dtype) for part in (gradient, x, matrix))
-    torch.testing.assert_close(adaptive_loss._back(*arguments, found), gradient @ matrix, **close)
+    torch.testing.assert_close(table_gradient._back(*arguments, found), gradient @ matrix, **close)
     torch.testing.assert_close(found, gradient.t() @ x, **close)
     arguments = (part.to(dtype) for part in (x, matrix, bias))
-    torch.testing.assert_close(adaptive_loss._linear(*arguments), x @ matrix.t() + bias, **close)
+    torch.testing.assert_close(table_gradient._linear(*arguments), x @ matrix.t() + bias, **close)
 
 
 def test_a_gradient_given_back_is_written_over(monkeypatch):

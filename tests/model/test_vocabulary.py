@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_xl.config import ModelConfig
-from transformer_xl.model import NOT_A_TARGET
+from transformer_xl.config import NOT_A_TARGET, ModelConfig
 from transformer_xl.model.vocabulary import Vocabulary
 
 D = 8

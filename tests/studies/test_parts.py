@@ -8,11 +8,11 @@ import torch
 
 from small_models import build
 from transformer_xl.config.sources import resolve
+from transformer_xl.console import progress
 from transformer_xl.data.corpora.recipes import RECIPES
 from transformer_xl.data.text.tokenizers import WordTokenizer
 from transformer_xl.errors import ConfigError, DataError
 from transformer_xl.presets import find_preset
-from transformer_xl.progress import progress
 from transformer_xl.studies import ablation
 from transformer_xl.studies.ablation import ENCODING, FRAGMENTATION, MEMORY_MATCHED
 from transformer_xl.studies.lengths import Point, best_point, sweep_lengths, trained_attention, window_losses

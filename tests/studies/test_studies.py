@@ -251,13 +251,13 @@ def test_speed_runs_the_benchmark(tmp_path):
 
 
 def fake_bench(kind):
-    from transformer_xl.benchmarks.measure import Machine, Result, Row
-    from transformer_xl.benchmarks.workloads import workloads
+    from transformer_xl.benchmarks.measuring import Machine, Result, Row
+    from transformer_xl.benchmarks.workloads import workloads_of
 
     others = ("ratio_to_huggingface", "ratio_to_one_lane")
     nothing = dict.fromkeys([*others, *(f"{name}_spread" for name in others), "max_difference", "checked_against"])
     rows = []
-    for workload in workloads(kind, scale="full"):
+    for workload in workloads_of(kind, scale="full"):
         ratio = workload.config.memory / 10
         for name, times in (("exact", ratio), ("window", 1.0)):
             rows.append(

@@ -14,7 +14,7 @@ from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig, RunConfig, TrainingConfig
 from transformer_xl.model import TransformerXL
 from transformer_xl.presets import find_preset
-from transformer_xl.training.footprint import footprint, per_lane
+from transformer_xl.training.footprint import footprint_of, per_lane
 
 MEASURE = """
 import sys, torch
@@ -61,7 +61,7 @@ def test_two_presets_take_what_was_estimated(name, lanes, recompute):
         text=True,
         check=True,
     )
-    measured, estimated = int(told.stdout), footprint(run, recompute=recompute).total
+    measured, estimated = int(told.stdout), footprint_of(run, recompute=recompute).total
     print(
         f"{name}, {lanes} lanes, recompute {recompute}: measured {measured / 1e9:.2f} GB, estimated {estimated / 1e9:.2f}"
     )
@@ -107,11 +107,11 @@ def test_lanes_dealt_to_devices_take_less_each():
         model=ModelConfig(vocabulary=100, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=32, memory=8),
         training=TrainingConfig(lanes=8, segment=8),
     )
-    alone, ddp, fsdp = footprint(run), footprint(run, devices=4), footprint(run, devices=4, parallel="fsdp")
+    alone, ddp, fsdp = footprint_of(run), footprint_of(run, devices=4), footprint_of(run, devices=4, parallel="fsdp")
     assert ddp.activations * 4 == alone.activations == fsdp.activations * 4
     assert ddp.memory * 4 == alone.memory
     assert fsdp.weights < ddp.weights
-    assert footprint(run, recompute=True).activations < alone.activations
+    assert footprint_of(run, recompute=True).activations < alone.activations
 
 
 def test_the_table_and_its_json_say_the_same(capsys):

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.analysis.recording import TOTAL, Scores, recording
+from transformer_xl.analysis.terms import TOTAL, Scores, recording
 from transformer_xl.config import EvaluationConfig
+from transformer_xl.console import Advance
 from transformer_xl.errors import InputError
-from transformer_xl.evaluation.evaluate import make_rule, using_lengths
 from transformer_xl.evaluation.rules import Rule, warm_up_tokens
+from transformer_xl.evaluation.scoring import make_rule, using_lengths
 from transformer_xl.model import TransformerXL
-from transformer_xl.progress import Advance
 
 TOP_SHARE = 0.2
 """How many of the keys that a query sees are marked, as in the paper's figures."""

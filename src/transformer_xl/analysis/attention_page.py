@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from transformer_xl.analysis.attention import Averages, Head, Map, Row, Width, name_of
-from transformer_xl.analysis.recording import TERMS, TOTAL
-from transformer_xl.analysis.visible import visible
+from transformer_xl.analysis.terms import TERMS, TOTAL
+from transformer_xl.data.text.display import visible
 
 LINE_ENDS = ("\n", "<eos>")
 WIDEST_SHOWN = 10

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.analysis.attention import Averages, Head, Map, name_of
-from transformer_xl.analysis.recording import TERMS, TOTAL
-from transformer_xl.analysis.visible import visible
+from transformer_xl.analysis.terms import TERMS, TOTAL
+from transformer_xl.data.text.display import visible
 from transformer_xl.pictures import figure
 
 COLUMNS = 80

@@ -19,18 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl.analysis.loss_files import UNREADABLE, Arrays, read_arrays, write_arrays
-from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, TrainingConfig
+from transformer_xl.config import NOT_A_TARGET, EvaluationConfig, ModelConfig, RecurrentConfig, TrainingConfig
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY
-from transformer_xl.data.feeding.lanes import NO_TARGET
+from transformer_xl.console import progress
 from transformer_xl.data.store import Split
 from transformer_xl.errors import InputError
 from transformer_xl.evaluation import make_rule
-from transformer_xl.evaluation.evaluate import using_lengths
 from transformer_xl.evaluation.rules import KEPT_BYTES, MOST_LANES
+from transformer_xl.evaluation.scoring import using_lengths
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.model import AnyModel
-from transformer_xl.progress import progress
 
 SECONDS_BETWEEN_SAVES = 20.0
 WINDOW_TOKENS_AT_ONCE = 1 << 14
@@ -161,7 +160,7 @@ def _score(
         advance(sum(block.size for block in blocks[:done]))
         for number, block in enumerate(blocks[done:], start=done + 1):
             tokens_BT = torch.from_numpy(split.tokens[block.inputs_BT].astype(np.int64)).to(like.device)
-            targets_BC = np.where(block.scored_BC, split.tokens[block.targets_BC].astype(np.int64), NO_TARGET)
+            targets_BC = np.where(block.scored_BC, split.tokens[block.targets_BC].astype(np.int64), NOT_A_TARGET)
             hidden_BCD = hidden(tokens_BT, block.lengths)
             loss_BC = model.vocabulary.loss(hidden_BCD, torch.from_numpy(targets_BC).to(like.device)).cpu().numpy()
             lane, column = np.nonzero(block.scored_BC)

@@ -88,7 +88,7 @@ class Child:
 
 
 @contextmanager
-def children(pythons: Mapping[str, Path | str], *, names: Mapping[str, str]) -> Iterator[dict[str, Child]]:
+def ready_children(pythons: Mapping[str, Path | str], *, names: Mapping[str, str]) -> Iterator[dict[str, Child]]:
     """A ready child for each key, running the implementation that `names` gives; all are ended at the end."""
     started: dict[str, Child] = {}
     try:

@@ -22,7 +22,7 @@ class Entrant:
     work: Work
 
 
-def entrants(workload: Workload, *, against_huggingface: bool) -> dict[str, Entrant]:
+def entrants_of(workload: Workload, *, against_huggingface: bool) -> dict[str, Entrant]:
     """By the name of their process. Everybody is checked against Hugging Face, or without it against our model's own forward."""
     if workload.kind == "training":
         return training_entrants(workload, against_huggingface=against_huggingface)

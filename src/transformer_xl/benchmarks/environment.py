@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from transformer_xl.benchmarks.children import BenchmarkError
-from transformer_xl.progress import progress, say
+from transformer_xl.console import progress, say
 
 TRANSFORMERS = "4.35.2"
 

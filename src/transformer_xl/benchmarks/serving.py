@@ -29,14 +29,14 @@ from transformer_xl.benchmarks.children import (
     spread,
     take_turns,
 )
-from transformer_xl.benchmarks.measure import processor_name
+from transformer_xl.benchmarks.measuring import processor_name
 from transformer_xl.benchmarks.workloads import Scale
 from transformer_xl.checkpoint import About, write_checkpoint
 from transformer_xl.config import ModelConfig
+from transformer_xl.console import progress, say
 from transformer_xl.data.text.tokenizers import ByteTokenizer
 from transformer_xl.model import TransformerXL
 from transformer_xl.presets import find_preset
-from transformer_xl.progress import progress, say
 
 STREAMS = 16
 PROMPT_BYTES = 2_000

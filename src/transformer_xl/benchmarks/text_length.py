@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from transformer_xl.benchmarks.children import children, timed
-from transformer_xl.benchmarks.measure import model_folder
-from transformer_xl.benchmarks.workloads import Scale, Workload, workloads
+from transformer_xl.benchmarks.children import ready_children, timed
+from transformer_xl.benchmarks.measuring import model_folder
+from transformer_xl.benchmarks.workloads import Scale, Workload, workloads_of
 from transformer_xl.config import ModelConfig
+from transformer_xl.console import progress
 from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import picture
-from transformer_xl.progress import progress
 
 DEFAULT_TOKENS = 200_000
 POINTS = 200
@@ -28,7 +28,7 @@ class Point:
 
 def shape(scale: Scale) -> ModelConfig:
     """A small model, so that a long text takes minutes: what the time per token depends on does not depend on its size."""
-    tiny = workloads("generation", scale="tiny")[0].config
+    tiny = workloads_of("generation", scale="tiny")[0].config
     small = replace(tiny, n_layer=4, d_model=256, n_head=4, d_head=64, d_inner=1024, memory=512, clamp_len=400)
     return small if scale == "full" else tiny
 
@@ -42,7 +42,7 @@ def follow(*, tokens: int, scale: Scale) -> list[Point]:
     text = random.Random(0).choices(range(config.vocabulary), k=config.memory)
     step, points = math.ceil(tokens / POINTS), []
     with (
-        children({}, names={"exact": "exact"}) as processes,
+        ready_children({}, names={"exact": "exact"}) as processes,
         model_folder(workload) as folder,
         progress("generating", total=tokens, unit="tokens") as advance,
     ):

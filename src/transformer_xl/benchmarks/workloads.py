@@ -108,7 +108,7 @@ def _output(workload: Workload) -> int:
     return config.d_model * (config.cutoffs[0] + len(config.cutoffs) if shut else config.vocabulary)
 
 
-def workloads(kind: Kind, *, scale: Scale, preset: str | None = None) -> list[Workload]:
+def workloads_of(kind: Kind, *, scale: Scale, preset: str | None = None) -> list[Workload]:
     """Those of one word of the command. Tiny ones have the same rows and say nothing about speed."""
     characters = _ready("enwik8-12l", memory=2100, clamp_len=820)
     words = _ready("wikitext-103-standard", memory=640, clamp_len=400)

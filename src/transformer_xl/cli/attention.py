@@ -65,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         last_full_position,
         widest_of_different_layers,
     )
+    from transformer_xl.console import progress
     from transformer_xl.library import load
     from transformer_xl.model import Recurrent
-    from transformer_xl.progress import progress
 
     if arguments.text and (arguments.split or arguments.data):
         other = "--split" if arguments.split else "--data"
@@ -221,7 +221,7 @@ def header(arguments: argparse.Namespace, loaded: "Loaded", averages: "Averages"
 
 def as_json(averages: "Averages", maps: "list[Map]", names: dict[int, str]) -> dict[str, Any]:
     """Layers, heads and positions count from 1; distances from 0, the token itself."""
-    from transformer_xl.analysis.recording import TERMS, TOTAL
+    from transformer_xl.analysis.terms import TERMS, TOTAL
 
     return {
         "terms": {term: TERMS[term] for term in averages.average if term != TOTAL},
@@ -272,9 +272,9 @@ def write(
     words: bool,
 ) -> None:
     from transformer_xl.analysis.attention_page import page
+    from transformer_xl.console import progress, say
     from transformer_xl.files import write_text
     from transformer_xl.pictures import can_draw
-    from transformer_xl.progress import progress, say
 
     # One line: indented, a hundred thousand numbers would stand on as many lines.
     write_text(folder / "attention.json", json.dumps(result, ensure_ascii=False) + "\n")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from transformer_xl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformer_xl.benchmarks.measure import Result, Row
+    from transformer_xl.benchmarks.measuring import Result, Row
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         return plot(arguments)
     if arguments.kind == "serving":
         return serving(arguments)
-    from transformer_xl.benchmarks.measure import measure
+    from transformer_xl.benchmarks.measuring import measure
 
     result = measure(
         arguments.kind,
@@ -119,7 +119,7 @@ def print_result(result: "Result") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from transformer_xl.benchmarks.measure import TOLERANCE
+    from transformer_xl.benchmarks.measuring import TOLERANCE
     from transformer_xl.benchmarks.workloads import FORMULAS
 
     machine, console = result.machine, Console(width=None if Console().is_terminal else 200)

@@ -33,12 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.minutes > 0:
         raise InputError(f"--minutes: {arguments.minutes} is no time; give more than 0")
     from transformer_xl.checkpoint import RunFolder
+    from transformer_xl.console import progress
     from transformer_xl.evaluation import evaluate, make_rule
     from transformer_xl.evaluation.ngram import witten_bell_bits
     from transformer_xl.evaluation.sweep import draw_sweep, sweep_table
     from transformer_xl.files import write_json
     from transformer_xl.library import load
-    from transformer_xl.progress import progress
     from transformer_xl.training import train
 
     folder = Path(arguments.run)

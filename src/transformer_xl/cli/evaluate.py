@@ -19,8 +19,8 @@ from transformer_xl.errors import ConfigError, shown
 if TYPE_CHECKING:
     from transformer_xl.config import EvaluationConfig
     from transformer_xl.data.store import Split
-    from transformer_xl.evaluation.evaluate import Losses
     from transformer_xl.evaluation.rules import Rule, RuleName
+    from transformer_xl.evaluation.scoring import Losses
     from transformer_xl.library import Loaded
 
 
@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
 def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig") -> int:
     import time
 
+    from transformer_xl.console import progress
     from transformer_xl.evaluation import UNIT_NAMES, figures, score_split
-    from transformer_xl.progress import progress
 
     split = chosen_split(arguments, loaded)
     name: RuleName = "sliding" if arguments.sliding else arguments.rule
@@ -111,9 +111,9 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
 
 
 def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig", memories: list[int]) -> int:
+    from transformer_xl.console import progress
     from transformer_xl.evaluation import evaluate
     from transformer_xl.evaluation.sweep import draw_sweep, sweep_table
-    from transformer_xl.progress import progress
 
     split, unit = chosen_split(arguments, loaded), loaded.checkpoint.about.unit
     trained = loaded.config.model.memory

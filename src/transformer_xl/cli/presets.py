@@ -49,7 +49,7 @@ def as_json(preset: Preset, *, parameters: int) -> dict[str, object]:
 
 
 def show_memory(arguments: argparse.Namespace) -> int:
-    from transformer_xl.training.footprint import footprint
+    from transformer_xl.training.footprint import footprint_of
     from transformer_xl.training.ranks import Parallel
 
     ways: list[Parallel] = ["ddp", "fsdp"]
@@ -60,7 +60,7 @@ def show_memory(arguments: argparse.Namespace) -> int:
     for preset in PRESETS:
         if not preset.run.model.recurrent:
             found[preset.name] = {
-                f"{parallel}{' recomputing' if recompute else ''}": footprint(
+                f"{parallel}{' recomputing' if recompute else ''}": footprint_of(
                     preset.run, devices=devices, parallel=parallel, recompute=recompute, kernels=kernels
                 )
                 for parallel in ways[: 1 if devices == 1 else 2]

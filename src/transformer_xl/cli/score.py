@@ -54,15 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     loaded = load(arguments.run, memory=arguments.memory, device=arguments.device)
     if arguments.file == "-":
-        return score(arguments, loaded, sys.stdin.buffer, name="standard input")
+        return print_scores(arguments, loaded, sys.stdin.buffer, name="standard input")
     try:
         with Path(arguments.file).open("rb") as stream:
-            return score(arguments, loaded, stream, name=arguments.file)
+            return print_scores(arguments, loaded, stream, name=arguments.file)
     except FileNotFoundError:
         raise InputError(f"{arguments.file} does not exist; name a file, or - for standard input") from None
 
 
-def score(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryIO, *, name: str) -> int:
+def print_scores(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryIO, *, name: str) -> int:
     from transformer_xl.data.text.display import readable
 
     source, totals, names = Source(stream), Totals(), dict[int, str]()

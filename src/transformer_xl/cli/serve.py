@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         from transformer_xl.serving.http.server import make_server, serve
     except ModuleNotFoundError as error:
         raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
-    from transformer_xl.progress import say
+    from transformer_xl.console import say
     from transformer_xl.serving.api.saved import writable_by_others
     from transformer_xl.serving.limits import Limits
 

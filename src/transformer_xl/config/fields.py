@@ -157,6 +157,12 @@ def fraction(config: object, section: str, *names: str) -> None:
             raise ConfigError(f"{section}.{name}: {shown(value)} is not a rate; it must be at least 0 and below 1")
 
 
+def literal(config: Any, section: str, *names: str) -> None:
+    """Each is among the words of its own annotation."""
+    for name in names:
+        one_of(config, section, name, typing.get_args(config.__dataclass_fields__[name].type))
+
+
 def one_of(config: object, section: str, name: str, known: tuple[str, ...]) -> None:
     value = getattr(config, name)
     if value not in known:

@@ -6,14 +6,13 @@ Transformer-XL checkpoint or configuration knows those.
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from transformer_xl.config.fields import MOST_PARTS, at_most, fraction, not_negative, one_of, positive
+from transformer_xl.config.fields import MOST_PARTS, at_most, fraction, literal, not_negative, positive
 from transformer_xl.config.vocabulary import InWords, VocabularyConfig
 from transformer_xl.errors import ConfigError, suggest
 
 Encoding = Literal["relative", "shaw", "shaw_biased", "absolute", "per_layer"]
-ENCODINGS: tuple[str, ...] = get_args(Encoding)
 LEARNED_ENCODINGS = ("shaw", "shaw_biased", "per_layer")
 ENCODINGS_WITHOUT_MEMORY = ("absolute", "per_layer")
 DROPOUT_SITES = ("embedding", "position", "attention", "attention_output", "inner", "feed_forward", "output")
@@ -129,11 +128,7 @@ class ModelConfig(VocabularyConfig):
         positive(self, "model", "n_layer", "n_head", "d_head", "d_inner")
         not_negative(self, "model", "memory", "clamp_len", "learned_positions", "auxiliary_targets", "norm_eps")
         fraction(self, "model", "dropout", *(f"{site}_dropout" for site in DROPOUT_SITES))
-        one_of(self, "model", "encoding", ENCODINGS)
-        one_of(self, "model", "frequencies", ("float32", "float16"))
-        one_of(self, "model", "norm", ("post", "pre", "pre_keys"))
-        one_of(self, "model", "initial_memory", ("empty", "zeros"))
-        one_of(self, "model", "same_length_keys", ("memory", "memory+1"))
+        literal(self, "model", "encoding", "frequencies", "norm", "initial_memory", "same_length_keys")
         for site in self.locked_dropout:
             if site not in DROPOUT_SITES:
                 raise ConfigError(f"model.locked_dropout: no dropout {site!r}{suggest(site, DROPOUT_SITES)}")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from transformer_xl.config.fields import MOST_PARTS, at_most, fraction, one_of, positive
+from transformer_xl.config.fields import MOST_PARTS, at_most, fraction, literal, positive
 from transformer_xl.config.vocabulary import InWords, VocabularyConfig
 from transformer_xl.errors import ConfigError
 
@@ -67,7 +67,7 @@ class RecurrentConfig(VocabularyConfig):
         super().__post_init__()
         at_most(self, "model", MOST_PARTS, "n_layer")
         positive(self, "model", "n_layer", "d_hidden")
-        one_of(self, "model", "cell", ("lstm", "qrnn"))
+        literal(self, "model", "cell")
         fraction(self, "model", "dropout", "embedding_dropout", "hidden_dropout", "output_dropout", "weight_dropout")
         if self.window not in (1, 2):
             raise ConfigError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from transformer_xl.config.fields import LARGEST_SEED, at_most, fraction, no_giant, not_negative, one_of, positive
+from transformer_xl.config.fields import LARGEST_SEED, at_most, fraction, literal, no_giant, not_negative, positive
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.config.recurrent import RecurrentConfig
 from transformer_xl.errors import ConfigError
@@ -93,12 +93,7 @@ class TrainingConfig:
         not_negative(self, "training", "learning_rate", "embedding_rate_factor", "weight_decay", "clip")
         not_negative(self, "training", "activation_regularisation", "temporal_regularisation")
         fraction(self, "training", "momentum", "average_decay", "floor")
-        one_of(self, "training", "optimiser", ("adam", "adamw", "sgd", "muon"))
-        one_of(self, "training", "schedule", ("cosine", "inverse_square_root", "constant", "plateau"))
-        one_of(self, "training", "schedule_rule", ("pytorch", "tensorflow"))
-        one_of(self, "training", "average", ("none", "ema", "uniform"))
-        one_of(self, "training", "precision", ("float32", "bfloat16", "float16"))
-        one_of(self, "training", "non_finite", ("stop", "skip"))
+        literal(self, "training", "optimiser", "schedule", "schedule_rule", "average", "precision", "non_finite")
         if self.lanes % self.accumulation:
             raise ConfigError(
                 f"training.accumulation: {self.accumulation} does not divide training.lanes {self.lanes}; choose a divisor"

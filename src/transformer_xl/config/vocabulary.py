@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_xl.config.fields import MOST_PARTS, fraction, no_giant, not_negative, one_of, positive
+from transformer_xl.config.fields import MOST_PARTS, fraction, literal, no_giant, not_negative, positive
 from transformer_xl.errors import ConfigError, shown
+
+NOT_A_TARGET = -1
+"""A target that is not scored; its loss is exactly 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,7 @@ class VocabularyConfig:
         positive(self, "model", "vocabulary", "d_model", "div_val")
         not_negative(self, "model", "d_embed", "init_std", "projection_init_std")
         fraction(self, "model", "word_dropout")
-        one_of(self, "model", "projections", ("needed", "always", "never"))
+        literal(self, "model", "projections")
         self._check_clusters()
 
     def _check_clusters(self) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.console import progress
 from transformer_xl.data.store import Split, Store
 from transformer_xl.data.text.display import detokenize
 from transformer_xl.errors import DataError
 from transformer_xl.pictures import picture
-from transformer_xl.progress import progress
 
 STRIDE = 1 << 22
 SAMPLE_CHARACTERS = 400

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.config.fields import no_giant, not_negative, one_of, positive, read
+from transformer_xl.console import progress
 from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
 from transformer_xl.errors import ConfigError, DataError, InputError, shown, suggest
 from transformer_xl.files import digest, put_back, strange_file, write_json
-from transformer_xl.progress import progress
 
 VERSION = 1
 MANIFEST = "manifest.json"

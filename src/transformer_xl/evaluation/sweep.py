@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_xl.evaluation.evaluate import UNIT_NAMES, Figures
+from transformer_xl.evaluation.scoring import UNIT_NAMES, Figures
 from transformer_xl.pictures import can_draw, picture
 
 

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint
+from transformer_xl.config import NOT_A_TARGET
 from transformer_xl.config.sources import read_file
 from transformer_xl.errors import CheckpointError, InputError, TransformerXLError
 from transformer_xl.huggingface.configuration import TransformerXLConfig
@@ -20,7 +21,7 @@ from transformer_xl.huggingface.reading import distances_needed, read_segment
 from transformer_xl.inference.windows import window_of
 from transformer_xl.interop.formats.foreign_model import check_shapes
 from transformer_xl.interop.formats.huggingface import SAVED_PREFIX
-from transformer_xl.model import NOT_A_TARGET, TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.protocol import check_tokens
 

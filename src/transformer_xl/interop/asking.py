@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from transformer_xl.console import progress, say
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop.quarantine.extraction import Contents
-from transformer_xl.progress import progress, say
 
 SPARE_MEMORY = 1 << 30
 """Bytes beyond the file's own size that reading it may take."""

@@ -14,6 +14,7 @@ from transformer_xl import __version__
 from transformer_xl.checkpoint import About, Counters, RunFolder, TrainingState, write_checkpoint
 from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
 from transformer_xl.config.sources import read_file
+from transformer_xl.console import say
 from transformer_xl.data.text.tokenizers import load_tokenizer
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, hidden_folder, write_json
@@ -30,7 +31,6 @@ from transformer_xl.interop.formats.tensorflow import model_from_variables
 from transformer_xl.interop.formats.vocabularies import ForeignVocabulary, choose_tokenizer, numbers_only
 from transformer_xl.interop.sources import Source, find_source
 from transformer_xl.model import parameter_count
-from transformer_xl.progress import say
 
 LARGEST_TEXT = 256 << 20
 STEPS_MORE = 10_000

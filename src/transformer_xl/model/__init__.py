@@ -2,12 +2,11 @@
 
 from transformer_xl.model.kinds import AnyMemory, AnyModel, build_model, build_shapes, parameter_count
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.protocol import NOT_A_TARGET, LanguageModel, Output
+from transformer_xl.model.protocol import LanguageModel, Output
 from transformer_xl.model.recurrent import Recurrent, RecurrentState
 from transformer_xl.model.transformer import TransformerXL
 
 __all__ = [
-    "NOT_A_TARGET",
     "AnyMemory",
     "AnyModel",
     "LanguageModel",

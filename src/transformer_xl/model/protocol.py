@@ -10,12 +10,11 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from transformer_xl.config import NOT_A_TARGET
 from transformer_xl.errors import InputError
 
 State = TypeVar("State")
 
-NOT_A_TARGET = -1
-"""A target that is not scored; its loss is exactly 0."""
 NOT_FINITE = "the model computes numbers that are not finite here, and anything told from them would be wrong; use an older checkpoint"
 """For whoever would make a figure or a text of such numbers."""
 

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import NOT_A_TARGET, ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model.adaptive_loss import TableGradient
 from transformer_xl.model.attention import Attention, Mask
 from transformer_xl.model.backends import backend_of, segment_attention
 from transformer_xl.model.dropout import dropout_at
 from transformer_xl.model.encodings import build_encoding
 from transformer_xl.model.layer import Attend, Layer, Product, by_module
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.protocol import NOT_A_TARGET, Output, check_segment
+from transformer_xl.model.protocol import Output, check_segment
+from transformer_xl.model.table_gradient import TableGradient
 from transformer_xl.model.vocabulary import Linear, Vocabulary
 
 AUXILIARY_TARGET_WEIGHT = 0.5

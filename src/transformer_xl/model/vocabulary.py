@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transformer_xl.config import VocabularyConfig
-from transformer_xl.model.adaptive_loss import TableGradient, adaptive_loss, embed_rows
+from transformer_xl.config import NOT_A_TARGET, VocabularyConfig
 from transformer_xl.model.dropout import word_dropout
-from transformer_xl.model.protocol import NOT_A_TARGET
+from transformer_xl.model.table_gradient import TableGradient, adaptive_loss, embed_rows
 
 MANY_WORDS = 20_000
 """From so many on, a tied table gets its gradient in one piece: each further one of its size costs more than the products themselves."""

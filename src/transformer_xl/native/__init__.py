@@ -1,5 +1,6 @@
 """C++ for what is done most, built on this machine, behind one door. Where it cannot be had, callers compute the same with torch's own operations."""
 
+from transformer_xl.native.capabilities import Kernel, supports
 from transformer_xl.native.doors import (
     DTYPES,
     FEW,
@@ -16,7 +17,6 @@ from transformer_xl.native.doors import (
     relu_drop_backward,
     usable,
 )
-from transformer_xl.native.supports import Kernel, supports
 
 __all__ = [
     "DTYPES",

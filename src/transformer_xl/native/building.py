@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from transformer_xl.progress import say
+from transformer_xl.console import say
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_xl.console import say
 from transformer_xl.errors import InputError
 from transformer_xl.native import building
-from transformer_xl.progress import say
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 UNLIMITED = 1 << 40

@@ -162,61 +162,77 @@ struct Operands {
   }
 };
 
-// Calls use(lane, row, value) for this thread's share of rows.
-template <class T, class Use>
-void multiply(const Matrix<T>& matrix, i64 first, i64 last, Operands<T>& operands, const Use& use) {
-  const std::vector<Operand<T>>& x = operands.x;
-  std::vector<Packed<T>>& groups = operands.groups;
-  const i64 B = x.size(), columns = x[0].size;
-  auto block = [&]<int R, int L>(i64 row, i64 lane) {
-    T out[L][R];
-    if constexpr (sizeof(T) == 4) {
-      if (matrix.scale) {
-        dots<R, L, T>(static_cast<const int8_t*>(matrix.data) + row * columns, columns, &x[lane], out);
-        for (int l = 0; l < L; ++l)
-          for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r] * matrix.scale[row + r]);
-        return;
-      }
+// Rows [row, row + R) with the vectors of L lanes from `lane` on.
+template <int R, int L, class T, class Use>
+inline void block(const Matrix<T>& matrix, i64 row, const std::vector<Operand<T>>& x, i64 lane, const Use& use) {
+  const i64 columns = x[0].size;
+  T out[L][R];
+  if constexpr (sizeof(T) == 4) {
+    if (matrix.scale) {
+      dots<R, L, T>(static_cast<const int8_t*>(matrix.data) + row * columns, columns, &x[lane], out);
+      for (int l = 0; l < L; ++l)
+        for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r] * matrix.scale[row + r]);
+      return;
     }
-    dots<R, L, T>(static_cast<const T*>(matrix.data) + row * columns, columns, &x[lane], out);
-    for (int l = 0; l < L; ++l)
-      for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r]);
-  };
-  constexpr i64 P = Packed<T>::P;
-  if (B >= MANY && !matrix.scale && columns >= Wide<T>::width) {
-    for (i64 lane = 0; lane < B; lane += P) groups[lane / P].take(&x[lane], std::min(P, B - lane));
-    auto rows = [&]<int R>(i64 row) {
-      for (i64 lane = 0; lane < B; lane += P)
-        many_lanes<R, T>(static_cast<const T*>(matrix.data) + row * columns, columns, groups[lane / P],
-                         [&](i64 l, i64 r, T value) { use(lane + l, row + r, value); });
-    };
-    i64 row = first;
-    for (; row + MR <= last; row += MR) rows.template operator()<MR>(row);
-    for (; row < last; ++row) rows.template operator()<1>(row);
-    return;
   }
-  // One lane: a row straight through, as fast as memory gives it. Several lanes, or bytes to be made floats: the sums are the work, and as many
-  // are held in registers as there is room for.
-  auto rows = [&]<int R, int L>(i64& row, i64 lane) {
-    for (; row + R <= last; row += R) block.template operator()<R, L>(row, lane);
-    for (; row < last; ++row) block.template operator()<1, L>(row, lane);
-  };
+  dots<R, L, T>(static_cast<const T*>(matrix.data) + row * columns, columns, &x[lane], out);
+  for (int l = 0; l < L; ++l)
+    for (int r = 0; r < R; ++r) use(lane + l, row + r, out[l][r]);
+}
+
+// Rows [row, last), R at a time while there are so many.
+template <int R, int L, class T, class Use>
+inline void blocks(const Matrix<T>& matrix, i64 row, i64 last, const std::vector<Operand<T>>& x, i64 lane, const Use& use) {
+  for (; row + R <= last; row += R) block<R, L>(matrix, row, x, lane, use);
+  for (; row < last; ++row) block<1, L>(matrix, row, x, lane, use);
+}
+
+// One lane: a row straight through, as fast as memory gives it. Several lanes, or bytes to be made floats: the sums are the work, and as many
+// are held in registers as there is room for.
+template <class T, class Use>
+void multiply_few(const Matrix<T>& matrix, i64 first, i64 last, const std::vector<Operand<T>>& x, const Use& use) {
   constexpr i64 PIECE = 12;  // rows that stay in cache while all lanes pass by
-  const i64 end = last;
-  for (i64 piece = first; piece < end; piece += B > 1 ? PIECE : end - first) {
-    last = B > 1 ? std::min(piece + PIECE, end) : end;
+  const i64 B = x.size();
+  for (i64 row = first; row < last; row += B > 1 ? PIECE : last - first) {
+    const i64 end = B > 1 ? std::min(row + PIECE, last) : last;
     for (i64 lane = 0; lane < B;) {
-      i64 row = piece;
       if (lane + 4 <= B) {
-        rows.template operator()<3, 4>(row, lane);
+        blocks<3, 4>(matrix, row, end, x, lane, use);
         lane += 4;
       } else if (B == 1 && !matrix.scale) {
-        rows.template operator()<1, 1>(row, lane++);
+        blocks<1, 1>(matrix, row, end, x, lane++, use);
       } else {
-        rows.template operator()<4, 1>(row, lane++);
+        blocks<4, 1>(matrix, row, end, x, lane++, use);
       }
     }
   }
+}
+
+// Many lanes are laid out once, and pass by every few rows in groups.
+template <class T, class Use>
+void multiply_many(const Matrix<T>& matrix, i64 first, i64 last, Operands<T>& operands, const Use& use) {
+  constexpr i64 P = Packed<T>::P;
+  const std::vector<Operand<T>>& x = operands.x;
+  const i64 B = x.size(), columns = x[0].size;
+  for (i64 lane = 0; lane < B; lane += P) operands.groups[lane / P].take(&x[lane], std::min(P, B - lane));
+  auto rows = [&]<int R>(i64 row) {
+    for (i64 lane = 0; lane < B; lane += P)
+      many_lanes<R, T>(static_cast<const T*>(matrix.data) + row * columns, columns, operands.groups[lane / P],
+                       [&](i64 l, i64 r, T value) { use(lane + l, row + r, value); });
+  };
+  i64 row = first;
+  for (; row + MR <= last; row += MR) rows.template operator()<MR>(row);
+  for (; row < last; ++row) rows.template operator()<1>(row);
+}
+
+// Calls use(lane, row, value) for this thread's share of rows.
+template <class T, class Use>
+inline void multiply(const Matrix<T>& matrix, i64 first, i64 last, Operands<T>& operands, const Use& use) {
+  const i64 lanes = operands.x.size(), columns = operands.x[0].size;
+  if (lanes >= MANY && !matrix.scale && columns >= Wide<T>::width)
+    multiply_many(matrix, first, last, operands, use);
+  else
+    multiply_few(matrix, first, last, operands.x, use);
 }
 
 struct Share {
@@ -280,41 +296,39 @@ void score_distances(const Layer<T>& layer, const Sizes& z, i64 head, const T* q
   }
 }
 
-// One query of one head over the kept keys [lowest, here]; `scores` has room for all of them. `position`: its scores of `panels` panels of distances.
+// What one query gives to each of `count` keys, [count, K].
 template <class T>
-void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const T* query, i64 lowest, T* mixed,
-               Operand<T>& operand, std::vector<T>& biased, std::vector<T>& scores, const T* position, i64 panels) {
-  constexpr int W = Wide<T>::width;
-  const i64 K = z.width, here = z.end, count = here - lowest + 1;
-  const T scale = T(1) / std::sqrt(T(K));
-  const T* keys = layer.keys + ((lane * z.heads + head) * z.room + lowest) * K;
-  const T* values = layer.values + ((lane * z.heads + head) * z.room + lowest) * K;
-  T out[1][4];
-
-  constexpr int P = 2 * W;
-  const i64 far = std::min(count, z.distances);  // distances told apart
-  for (i64 k = 0; k < K; ++k)
-    biased[k] = (query[k] + (layer.content_bias ? layer.content_bias[head * K + k] : T(0))) * scale;
-  operand.take(biased.data(), K);
+inline void score_keys(const T* keys, i64 K, i64 count, const Operand<T>& query, T* scores) {
+  T out[1][4], one[1][1];
   i64 j = 0;
   for (; j + 4 <= count; j += 4) {
-    dots<4, 1, T>(keys + j * K, K, &operand, out);
+    dots<4, 1, T>(keys + j * K, K, &query, out);
     for (int i = 0; i < 4; ++i) scores[j + i] = out[0][i];
   }
   for (; j < count; ++j) {
-    T one[1][1];
-    dots<1, 1, T>(keys + j * K, K, &operand, one);
+    dots<1, 1, T>(keys + j * K, K, &query, one);
     scores[j] = one[0][0];
   }
+}
+
+// Scores by distance end with the distance 0, that of the last key; only the nearest `far` distances are told apart.
+template <class T>
+inline void add_distances(const T* position_end, i64 far, i64 count, T* scores) {
+  const T* by_key = position_end - count;  // distance r stands at position_end - 1 - r
+  const i64 clamped = count - far;         // the farthest share the last distance
+  const T last = position_end[-far];
+  i64 j = 0;
+  for (; j < clamped; ++j) scores[j] += last;
+  for (; j < count; ++j) scores[j] += by_key[j];
+}
+
+// Each score becomes exp(score - best); their sum.
+template <class T>
+inline T exponentials(T* scores, i64 count) {
+  constexpr int W = Wide<T>::width;
   T best = -std::numeric_limits<T>::infinity();
-  if (layer.relative) {
-    const T* by_key = position + panels * P - count;  // distance r stands at panels * P - 1 - r
-    const i64 clamped = count - far;                  // the farthest share the last distance
-    const T last = position[panels * P - far];
-    for (j = 0; j < clamped; ++j) scores[j] += last;
-    for (; j < count; ++j) scores[j] += by_key[j];
-  }
-  for (j = 0; j < count; ++j) best = std::max(best, scores[j]);
+  i64 j = 0;
+  for (; j < count; ++j) best = std::max(best, scores[j]);
   V<T> total_v = {};
   for (j = 0; j + W <= count; j += W) {
     const V<T> p = exponential(load(&scores[j]) - best);
@@ -323,11 +337,16 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
   }
   T total = sum<T>(total_v);
   for (; j < count; ++j) total += scores[j] = std::exp(scores[j] - best);
+  return total;
+}
 
-  const T share = T(1) / total;
+// The rows of values [count, K], each times its score and `share`, added up.
+template <class T>
+inline void mix_values(const T* values, i64 K, i64 count, const T* scores, T share, T* mixed) {
+  constexpr int W = Wide<T>::width;
   if (K < W) {
     for (i64 k = 0; k < K; ++k) mixed[k] = 0;
-    for (j = 0; j < count; ++j)
+    for (i64 j = 0; j < count; ++j)
       for (i64 k = 0; k < K; ++k) mixed[k] += scores[j] * values[j * K + k] * share;
     return;
   }
@@ -339,13 +358,13 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
     V<T> mix[8] = {};
     for (int v = 0; v < 8; ++v) at[v] = std::min<i64>((begin + std::min(v, held - 1)) * W, K - W);
     if (held == 8) {
-      for (j = 0; j < count; ++j) {
+      for (i64 j = 0; j < count; ++j) {
         const T p = scores[j];
         const T* row = values + j * K;
         for (int v = 0; v < 8; ++v) mix[v] += p * load(row + at[v]);
       }
     } else {
-      for (j = 0; j < count; ++j) {
+      for (i64 j = 0; j < count; ++j) {
         const T p = scores[j];
         const T* row = values + j * K;
         for (int v = 0; v < held; ++v) mix[v] += p * load(row + at[v]);
@@ -353,6 +372,21 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
     }
     for (int v = 0; v < held; ++v) store(mixed + at[v], mix[v] * share);
   }
+}
+
+// One query of one head over the kept keys [lowest, here]; `scores` has room for all of them. `position_end`: behind its scores by distance.
+template <class T>
+void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const T* query, i64 lowest, T* mixed,
+               Operand<T>& operand, std::vector<T>& biased, std::vector<T>& scores, const T* position_end) {
+  const i64 K = z.width, here = z.end, count = here - lowest + 1, first = ((lane * z.heads + head) * z.room + lowest) * K;
+  const T scale = T(1) / std::sqrt(T(K));
+  for (i64 k = 0; k < K; ++k)
+    biased[k] = (query[k] + (layer.content_bias ? layer.content_bias[head * K + k] : T(0))) * scale;
+  operand.take(biased.data(), K);
+  score_keys(layer.keys + first, K, count, operand, scores.data());
+  if (layer.relative) add_distances(position_end, std::min(count, z.distances), count, scores.data());
+  const T total = exponentials(scores.data(), count);
+  mix_values(layer.values + first, K, count, scores.data(), T(1) / total, mixed);
 }
 
 // What all threads of a step share.
@@ -422,7 +456,7 @@ struct Stepper {
       score_distances(layer, z, head, &s.query[first * HK + head * K], last - first, HK, panels, biased, position.data());
     for (i64 b = first; b < last; ++b)
       look_back(layer, z, b, head, &s.query[b * HK + head * K], s.from(b), &s.mixed[b * HK + head * K], operand, biased, scores,
-                position.data() + (b - first) * panels * 2 * Wide<T>::width, panels);
+                position.data() + (b - first + 1) * panels * 2 * Wide<T>::width);
   }
 
   void through(const Layer<T>& layer) {
@@ -572,50 +606,101 @@ struct Scratch {
   std::vector<T> content, position, scores, by_distance, keys, values, mixed, best, total, far;
 };
 
-// One head of one lane: its new keys and values, a row of `key_value` [B, T, 2, H, K] each, go to the positions end .. end+T-1 of the layer's
-// buffers; then its queries [B, T, H, K] there look back; out: the same shape.
+// Adds `by_distance` to the whole vectors [from, to) of a row of scores, and leaves out what lies beside [a, e); the best of each lane.
 template <class T>
-void attend_head(const Layer<T>& layer, const Sizes& z, i64 length, i64 b, i64 head, const T* queries, const T* key_value,
-                 i64 lowest, T* out, Scratch<T>& s) {
-  constexpr int W = Wide<T>::width, P = 2 * W;
-  const i64 K = z.width, HK = z.heads * K, KP = (K + W - 1) / W * W;
-  const i64 query_tiles = (length + TQ - 1) / TQ, rows = query_tiles * TQ;
-  const T scale = T(1) / std::sqrt(T(K));
-  T* keys = layer.keys + (b * z.heads + head) * z.room * K;
-  T* values = layer.values + (b * z.heads + head) * z.room * K;
-  for (i64 i = 0; i < length; ++i) {
-    const T* row = key_value + (b * length + i) * 2 * HK + head * K;
-    std::copy(row, row + K, keys + (z.end + i) * K);
-    std::copy(row + HK, row + HK + K, values + (z.end + i) * K);
+inline V<T> add_by_distance(T* row, const T* by_distance, i64 from, i64 to, i64 a, i64 e) {
+  constexpr int W = Wide<T>::width;
+  V<T> best = -std::numeric_limits<T>::infinity() - V<T>{};
+  for (i64 c = from; c < to; c += W) {
+    V<T> x = load(row + c) + load(by_distance + c);
+    if (c < a || c + W > e)  // what lies beside the visible may be anything, and stays out
+      for (int p = 0; p < W; ++p)
+        if (c + p < a || c + p >= e) x[p] = -std::numeric_limits<T>::infinity();
+    store(row + c, x);
+    best = x > best ? x : best;
   }
-  const i64 high = z.end + length;                                  // keys at or after this do not exist
-  const i64 low = std::max(lowest, z.end - z.limit);                // keys before this are seen by nobody
-  s.content.resize(rows * K), s.position.resize(rows * K), s.scores.resize(TQ * TK), s.by_distance.resize(TQ * (TK + TQ));
-  s.keys.resize(TK * K), s.mixed.assign(rows * KP, 0), s.total.assign(rows, 0), s.far.assign(rows, 0);
-  s.best.assign(rows, -std::numeric_limits<T>::infinity());
-  if (KP != K) s.values.assign(TK * KP, 0);
-  for (i64 i = 0; i < length; ++i)
-    for (i64 k = 0; k < K; ++k) {
-      const T q = queries[(b * length + i) * HK + head * K + k];
-      s.content[i * K + k] = (q + (layer.content_bias ? layer.content_bias[head * K + k] : T(0))) * scale;
-      s.position[i * K + k] = (q + (layer.position_bias ? layer.position_bias[head * K + k] : T(0))) * scale;
-    }
-  const T* relative = layer.relative ? layer.relative + head * z.panels * K * P : nullptr;
-  const T* distance_bias = layer.distance_bias ? layer.distance_bias + head * z.panels * P : nullptr;
-  const i64 last_distance = z.distances - 1;
-  if (relative)
+  return best;
+}
+
+// The same where all keys are equally far.
+template <class T>
+inline V<T> add_far(T* row, T far, i64 from, i64 to) {
+  constexpr int W = Wide<T>::width;
+  V<T> best = -std::numeric_limits<T>::infinity() - V<T>{};
+  for (i64 c = from; c < to; c += W) {
+    const V<T> x = load(row + c) + far;
+    store(row + c, x);
+    best = x > best ? x : best;
+  }
+  return best;
+}
+
+// One head of one lane, with room to work.
+template <class T>
+struct Head {
+  static constexpr int W = Wide<T>::width, P = 2 * W;
+  static constexpr i64 SPAN = TK + TQ;  // distances that lie between a tile of queries and one of keys
+  const Layer<T>& layer;
+  const Sizes& z;
+  Scratch<T>& s;
+  const i64 length, lane, head, lowest;  // keys before the lowest are not this lane's
+  const i64 K, HK, KP, rows, low, high, last_distance;
+  T *keys, *values;
+  const T *relative, *distance_bias;
+
+  Head(const Layer<T>& layer, const Sizes& z, Scratch<T>& s, i64 length, i64 lane, i64 head, i64 lowest)
+      : layer(layer), z(z), s(s), length(length), lane(lane), head(head), lowest(lowest),
+        K(z.width), HK(z.heads * K), KP((K + W - 1) / W * W), rows((length + TQ - 1) / TQ * TQ),
+        low(std::max(lowest, z.end - z.limit)),  // keys before this are seen by nobody
+        high(z.end + length),                    // keys at or after this do not exist
+        last_distance(z.distances - 1),
+        keys(layer.keys + (lane * z.heads + head) * z.room * K), values(layer.values + (lane * z.heads + head) * z.room * K),
+        relative(layer.relative ? layer.relative + head * z.panels * K * P : nullptr),
+        distance_bias(layer.distance_bias ? layer.distance_bias + head * z.panels * P : nullptr) {}
+
+  // Its rows of `key_value` [B, T, 2, H, K] go to the positions end .. end+T-1 of the layer's buffers.
+  void keep(const T* key_value) {
     for (i64 i = 0; i < length; ++i) {
-      const i64 panel = last_distance / P, column = P - 1 - last_distance % P;
+      const T* row = key_value + (lane * length + i) * 2 * HK + head * K;
+      std::copy(row, row + K, keys + (z.end + i) * K);
+      std::copy(row + HK, row + HK + K, values + (z.end + i) * K);
+    }
+  }
+
+  // Its queries of [B, T, H, K], which have seen nothing yet.
+  void take(const T* queries) {
+    const T scale = T(1) / std::sqrt(T(K));
+    s.content.resize(rows * K), s.position.resize(rows * K), s.scores.resize(TQ * TK), s.by_distance.resize(TQ * SPAN);
+    s.keys.resize(TK * K), s.mixed.assign(rows * KP, 0), s.total.assign(rows, 0), s.far.assign(rows, 0);
+    s.best.assign(rows, -std::numeric_limits<T>::infinity());
+    if (KP != K) s.values.assign(TK * KP, 0);
+    for (i64 i = 0; i < length; ++i)
+      for (i64 k = 0; k < K; ++k) {
+        const T q = queries[(lane * length + i) * HK + head * K + k];
+        s.content[i * K + k] = (q + (layer.content_bias ? layer.content_bias[head * K + k] : T(0))) * scale;
+        s.position[i * K + k] = (q + (layer.position_bias ? layer.position_bias[head * K + k] : T(0))) * scale;
+      }
+  }
+
+  // What each query gives to the last distance, which all keys share that are as far or farther.
+  void score_last_distance() {
+    const i64 panel = last_distance / P, column = P - 1 - last_distance % P;
+    for (i64 i = 0; i < length; ++i) {
       T total = distance_bias ? distance_bias[panel * P + column] : T(0);
       for (i64 k = 0; k < K; ++k) total += s.position[i * K + k] * relative[(panel * K + k) * P + column];
       s.far[i] = total;
     }
+  }
 
   // Key tiles are counted back from the end of the last query tile, so that every panel of distances begins at a multiple of its width.
-  const i64 anchor = z.end + rows;
-  for (i64 m = (anchor - low + TK - 1) / TK; m >= 1; --m) {
-    const i64 j0 = anchor - m * TK;
-    if (j0 >= high) continue;
+  void look_back() {
+    const i64 anchor = z.end + rows;
+    for (i64 m = (anchor - low + TK - 1) / TK; m >= 1; --m)
+      if (const i64 j0 = anchor - m * TK; j0 < high) look_at(j0);
+  }
+
+  // All queries at the keys [j0, j0 + TK).
+  void look_at(i64 j0) {
     const i64 first = std::max(low, j0), past = std::min(high, j0 + TK);
     pack(keys, K, j0, first, past, TK, s.keys.data());
     const T* v = values + first * K;
@@ -626,91 +711,87 @@ void attend_head(const Layer<T>& layer, const Sizes& z, i64 length, i64 b, i64 h
     for (i64 q0 = 0; q0 < length; q0 += TQ) {
       const i64 count = std::min<i64>(TQ, length - q0), first_at = z.end + q0, last_at = first_at + count - 1;
       if (j0 > last_at || std::max(first_at - z.limit, lowest) >= j0 + TK) continue;
-      for (i64 c = 0; c < TK; c += P)
-        tiles<2, false>(count, &s.content[q0 * K], K, &s.keys[c * K], P, &s.scores[c], TK, K);
-
-      const i64 farthest = first_at + TQ - 1 - j0, nearest = first_at - (j0 + TK - 1);
-      const bool all_far = relative && nearest >= last_distance;
-      if (relative && !all_far) {
-        constexpr i64 stride = TK + TQ;
-        for (i64 c = 0; c < stride; c += P) {
-          const i64 panel = (farthest - c) >= 0 ? (farthest - c) / P : -1;  // distances farthest-c down to farthest-c-P+1
-          if (panel < 0) break;
-          if (panel >= z.panels) {
-            for (i64 i = 0; i < count; ++i)
-              for (int p = 0; p < P; ++p) s.by_distance[i * stride + c + p] = s.far[q0 + i];
-            continue;
-          }
-          T* to = &s.by_distance[c];
-          tiles<2, false>(count, &s.position[q0 * K], K, relative + panel * K * P, P, to, stride, K);
-          if (distance_bias)
-            for (i64 i = 0; i < count; ++i)
-              for (int p = 0; p < P; ++p) to[i * stride + p] += distance_bias[panel * P + p];
-        }
-      }
-
-      for (i64 i = 0; i < count; ++i) {
-        T* row = &s.scores[i * TK];
-        const i64 at = first_at + i;
-        const i64 a = std::max<i64>(std::max(lowest, at - z.limit) - j0, 0), e = std::min<i64>(at + 1 - j0, TK);
-        if (a >= e) {
-          std::fill(row, row + TK, T(0));
-          continue;
-        }
-        const T* by_distance = &s.by_distance[i * (TK + TQ) + (TQ - 1 - i)];
-        const T far = s.far[q0 + i];
-        V<T> best_v = -std::numeric_limits<T>::infinity() - V<T>{};
-        // Whole vectors around [a, e); what sticks out is set to minus infinity first.
-        const i64 from = a / W * W, to = (e + W - 1) / W * W;
-        for (i64 c = from; c < a; ++c) row[c] = -std::numeric_limits<T>::infinity();
-        for (i64 c = e; c < to; ++c) row[c] = -std::numeric_limits<T>::infinity();
-        if (relative && !all_far) {
-          for (i64 c = from; c < to; c += W) {
-            V<T> x = load(row + c) + load(by_distance + c);
-            if (c < a || c + W > e)  // what lies beside the visible may be anything, and stays out
-              for (int p = 0; p < W; ++p)
-                if (c + p < a || c + p >= e) x[p] = -std::numeric_limits<T>::infinity();
-            store(row + c, x);
-            best_v = x > best_v ? x : best_v;
-          }
-        } else {
-          for (i64 c = from; c < to; c += W) {
-            const V<T> x = load(row + c) + far;
-            store(row + c, x);
-            best_v = x > best_v ? x : best_v;
-          }
-        }
-        T best = s.best[q0 + i];
-        for (int p = 0; p < W; ++p) best = std::max(best, best_v[p]);
-        if (best > s.best[q0 + i]) {
-          const T shrink = std::exp(s.best[q0 + i] - best);
-          s.total[q0 + i] *= shrink;
-          T* mixed = &s.mixed[(q0 + i) * KP];
-          for (i64 k = 0; k < KP; ++k) mixed[k] *= shrink;
-          s.best[q0 + i] = best;
-        }
-        V<T> total = {};
-        for (i64 c = from; c < to; c += W) {
-          const V<T> p = exponential(load(row + c) - best);
-          store(row + c, p);
-          total += p;
-        }
-        s.total[q0 + i] += sum<T>(total);
-        std::fill(row, row + from, T(0));
-        std::fill(row + to, row + TK, T(0));
-      }
+      soften(j0, q0, count);
       const T* p = &s.scores[first - j0];
       i64 k = 0;
       for (; k + P <= KP; k += P) tiles<2, true>(count, p, TK, v + k, KP, &s.mixed[q0 * KP + k], KP, past - first);
       if (k < KP) tiles<1, true>(count, p, TK, v + k, KP, &s.mixed[q0 * KP + k], KP, past - first);
     }
   }
-  for (i64 i = 0; i < length; ++i) {
-    const T share = T(1) / s.total[i];
-    for (i64 k = 0; k < K; ++k) out[(b * length + i) * HK + head * K + k] = s.mixed[i * KP + k] * share;
-  }
-}
 
+  // The scores of one tile, through the running softmax.
+  void soften(i64 j0, i64 q0, i64 count) {
+    for (i64 c = 0; c < TK; c += P) tiles<2, false>(count, &s.content[q0 * K], K, &s.keys[c * K], P, &s.scores[c], TK, K);
+    const i64 first_at = z.end + q0, farthest = first_at + TQ - 1 - j0, nearest = first_at - (j0 + TK - 1);
+    const bool told_apart = relative && nearest < last_distance;
+    if (told_apart) score_distances(q0, count, farthest);
+    for (i64 i = 0; i < count; ++i)
+      soften_row(j0, q0 + i, &s.scores[i * TK], told_apart ? &s.by_distance[i * SPAN + (TQ - 1 - i)] : nullptr);
+  }
+
+  // What each query of a tile gives to each distance, from the farthest down.
+  void score_distances(i64 q0, i64 count, i64 farthest) {
+    for (i64 c = 0; c < SPAN; c += P) {
+      const i64 panel = (farthest - c) >= 0 ? (farthest - c) / P : -1;  // distances farthest-c down to farthest-c-P+1
+      if (panel < 0) break;
+      if (panel >= z.panels) {
+        for (i64 i = 0; i < count; ++i)
+          for (int p = 0; p < P; ++p) s.by_distance[i * SPAN + c + p] = s.far[q0 + i];
+        continue;
+      }
+      T* to = &s.by_distance[c];
+      tiles<2, false>(count, &s.position[q0 * K], K, relative + panel * K * P, P, to, SPAN, K);
+      if (distance_bias)
+        for (i64 i = 0; i < count; ++i)
+          for (int p = 0; p < P; ++p) to[i * SPAN + p] += distance_bias[panel * P + p];
+    }
+  }
+
+  // Query i's row of scores; zero where it sees nothing. `by_distance`: null where all keys are equally far.
+  void soften_row(i64 j0, i64 i, T* row, const T* by_distance) {
+    const i64 at = z.end + i;
+    const i64 a = std::max<i64>(std::max(lowest, at - z.limit) - j0, 0), e = std::min<i64>(at + 1 - j0, TK);
+    if (a >= e) {
+      std::fill(row, row + TK, T(0));
+      return;
+    }
+    // Whole vectors around [a, e); what sticks out is set to minus infinity first.
+    const i64 from = a / W * W, to = (e + W - 1) / W * W;
+    for (i64 c = from; c < a; ++c) row[c] = -std::numeric_limits<T>::infinity();
+    for (i64 c = e; c < to; ++c) row[c] = -std::numeric_limits<T>::infinity();
+    const V<T> best_v = by_distance ? add_by_distance(row, by_distance, from, to, a, e) : add_far(row, s.far[i], from, to);
+    T best = s.best[i];
+    for (int p = 0; p < W; ++p) best = std::max(best, best_v[p]);
+    if (best > s.best[i]) raise(i, best);
+    V<T> total = {};
+    for (i64 c = from; c < to; c += W) {
+      const V<T> p = exponential(load(row + c) - best);
+      store(row + c, p);
+      total += p;
+    }
+    s.total[i] += sum<T>(total);
+    std::fill(row, row + from, T(0));
+    std::fill(row + to, row + TK, T(0));
+  }
+
+  // A better score than any before: what was gathered so far shrinks beside it.
+  void raise(i64 i, T best) {
+    const T shrink = std::exp(s.best[i] - best);
+    s.total[i] *= shrink;
+    T* mixed = &s.mixed[i * KP];
+    for (i64 k = 0; k < KP; ++k) mixed[k] *= shrink;
+    s.best[i] = best;
+  }
+
+  void give(T* out) const {
+    for (i64 i = 0; i < length; ++i) {
+      const T share = T(1) / s.total[i];
+      for (i64 k = 0; k < K; ++k) out[(lane * length + i) * HK + head * K + k] = s.mixed[i * KP + k] * share;
+    }
+  }
+};
+
+// New keys and values are kept, then the queries beside them look back; out: the shape of the queries.
 template <class T>
 Answer attend(const Sizes& z, const Layer<T>& layer, i64 length, const T* queries, const T* key_value, const i64* lowest, T* out,
               int threads) {
@@ -722,7 +803,12 @@ Answer attend(const Sizes& z, const Layer<T>& layer, i64 length, const T* querie
 #pragma omp for schedule(dynamic, 1)
     for (i64 task = 0; task < z.heads * z.lanes; ++task)
       memory.guard([&] {
-        attend_head(layer, z, length, task % z.lanes, task / z.lanes, queries, key_value, lowest[task % z.lanes], out, scratch);
+        Head<T> head(layer, z, scratch, length, task % z.lanes, task / z.lanes, lowest[task % z.lanes]);
+        head.keep(key_value);
+        head.take(queries);
+        if (layer.relative) head.score_last_distance();
+        head.look_back();
+        head.give(out);
       });
   }
   return memory.answer();

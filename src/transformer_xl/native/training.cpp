@@ -22,6 +22,12 @@ struct Inputs {
   const i64* lowest;
 };
 
+// Where the gradients of the inputs go. Groups of lanes have their own of what lanes share: relative [groups, S, H, K], biases [groups, H, K].
+template <class T>
+struct Gradients {
+  T *query, *memory, *key_value, *relative, *content_bias, *position_bias;
+};
+
 constexpr i64 ROWS = 48;  // queries of a tile: a multiple of MR
 
 inline uint32_t scrambled(uint32_t x) {
@@ -190,6 +196,16 @@ struct Head {
   T* probability_row(T* probability, i64 i) const { return probability + ((lane * z.heads + head) * z.queries + i) * S; }
   i64 row_number(i64 i) const { return (lane * z.heads + head) * z.queries + i; }
 
+  // Queries [i0, i0 + rows), which see keys [low, high) among them, and columns of distances from `nearest` on.
+  struct Tile {
+    i64 i0, rows, low, high, nearest;
+  };
+
+  Tile tile_at(i64 i0) const {
+    const i64 rows = std::min(ROWS, z.queries - i0), low = first(i0);
+    return {i0, rows, low, past(i0 + rows - 1), z.queries - 1 - (i0 + rows - 1) + low};
+  }
+
   void forward(Desk<T>& d, T* probability, T* out) const {
     take_queries(d);
     take_keys(d);
@@ -200,56 +216,65 @@ struct Head {
     d.kept.resize(stride);
     d.dropped.resize(ROWS * stride);
     for (i64 i0 = 0; i0 < z.queries; i0 += ROWS) {
-      const i64 rows = std::min(ROWS, z.queries - i0), low = first(i0), high = past(i0 + rows - 1);
-      scores_of(rows, &d.content[i0 * padded], padded, d.key_panels, low, high, d.scores.data(), stride);
-      const i64 nearest = z.queries - 1 - (i0 + rows - 1) + low;  // the first column of distances that a row of this tile reads
-      scores_of(rows, &d.position[i0 * padded], padded, d.relative_panels, nearest, S, d.by_distance.data(), stride);
-      for (i64 r = 0; r < rows; ++r) {
-        const i64 i = i0 + r, a = first(i), e = past(i), to = a + (e - a + W - 1) / W * W;
-        T* x = &d.scores[r * stride];
-        const T* distance = &d.by_distance[r * stride + z.queries - 1 - i];
-        V<T> best_v = -std::numeric_limits<T>::infinity() - V<T>{};
-        for (i64 j = a; j < to; j += W) {
-          V<T> sum_v = load(x + j) + load(distance + j);
-          if (j + W > e)
-            for (int p = int(e - j); p < W; ++p) sum_v[p] = -std::numeric_limits<T>::infinity();
-          store(x + j, sum_v);
-          best_v = sum_v > best_v ? sum_v : best_v;
-        }
-        T best = best_v[0];
-        for (int p = 1; p < W; ++p) best = std::max(best, best_v[p]);
-        V<T> total_v = {};
-        for (i64 j = a; j < to; j += W) {
-          const V<T> p = exponential(load(x + j) - best);
-          store(x + j, p);
-          total_v += p;
-        }
-        const T share = T(1) / sum<T>(total_v);
-        T* row = probability_row(probability, i);
-        std::fill(row, row + a, T(0));
-        for (i64 j = a; j < e; ++j) row[j] = x[j] * share;
-        std::fill(row + e, row + S, T(0));
-        T* used = &d.dropped[r * stride];  // what the values are mixed by, zero wherever another row of the tile looks
-        std::fill(used + low, used + a, T(0));
-        if (z.dropout > 0) {
-          kept_cells(z.dropout, z.seed, row_number(i), S, d.kept.data());
-          for (i64 j = a; j < e; ++j) used[j] = row[j] * d.kept[j];
-        } else {
-          std::copy(row + a, row + e, used + a);
-        }
-        std::fill(used + e, used + high, T(0));
+      const Tile t = tile_at(i0);
+      scores_of(t.rows, &d.content[i0 * padded], padded, d.key_panels, t.low, t.high, d.scores.data(), stride);
+      scores_of(t.rows, &d.position[i0 * padded], padded, d.relative_panels, t.nearest, S, d.by_distance.data(), stride);
+      for (i64 r = 0; r < t.rows; ++r) {
+        T* row = probability_row(probability, i0 + r);
+        soften(d, i0 + r, r, row);
+        drop_row(d, t, r, row);
       }
-      product(rows, &d.dropped[low], stride, &d.values[low * padded], d.mixed.data(), padded, high - low);
-      for (i64 r = 0; r < rows; ++r) {
+      product(t.rows, &d.dropped[t.low], stride, &d.values[t.low * padded], d.mixed.data(), padded, t.high - t.low);
+      for (i64 r = 0; r < t.rows; ++r) {
         const T* from = &d.mixed[r * padded];
         std::copy(from, from + z.width, out + query_at(i0 + r));
       }
     }
   }
 
+  // Query i's probabilities, from its scores in row r of the tile.
+  void soften(Desk<T>& d, i64 i, i64 r, T* row) const {
+    const i64 a = first(i), e = past(i), to = a + (e - a + W - 1) / W * W;
+    T* x = &d.scores[r * stride];
+    const T* distance = &d.by_distance[r * stride + z.queries - 1 - i];
+    V<T> best_v = -std::numeric_limits<T>::infinity() - V<T>{};
+    for (i64 j = a; j < to; j += W) {
+      V<T> sum_v = load(x + j) + load(distance + j);
+      if (j + W > e)
+        for (int p = int(e - j); p < W; ++p) sum_v[p] = -std::numeric_limits<T>::infinity();
+      store(x + j, sum_v);
+      best_v = sum_v > best_v ? sum_v : best_v;
+    }
+    T best = best_v[0];
+    for (int p = 1; p < W; ++p) best = std::max(best, best_v[p]);
+    V<T> total_v = {};
+    for (i64 j = a; j < to; j += W) {
+      const V<T> p = exponential(load(x + j) - best);
+      store(x + j, p);
+      total_v += p;
+    }
+    const T share = T(1) / sum<T>(total_v);
+    std::fill(row, row + a, T(0));
+    for (i64 j = a; j < e; ++j) row[j] = x[j] * share;
+    std::fill(row + e, row + S, T(0));
+  }
+
+  // What the values are mixed by: the probabilities after dropout, zero wherever another row of the tile looks.
+  void drop_row(Desk<T>& d, const Tile& t, i64 r, const T* row) const {
+    const i64 i = t.i0 + r, a = first(i), e = past(i);
+    T* used = &d.dropped[r * stride];
+    std::fill(used + t.low, used + a, T(0));
+    if (z.dropout > 0) {
+      kept_cells(z.dropout, z.seed, row_number(i), S, d.kept.data());
+      for (i64 j = a; j < e; ++j) used[j] = row[j] * d.kept[j];
+    } else {
+      std::copy(row + a, row + e, used + a);
+    }
+    std::fill(used + e, used + t.high, T(0));
+  }
+
   // Adds to the desk's relative_gradient and to the biases' gradients; everything else is this head's own.
-  void backward(Desk<T>& d, const T* probability, const T* out, const T* gradient, T* query_gradient, T* memory_gradient,
-                T* key_value_gradient, T* content_bias_gradient, T* position_bias_gradient) const {
+  void backward(Desk<T>& d, const T* probability, const T* out, const T* gradient, const Gradients<T>& to) const {
     take_queries(d);
     take_keys(d);
     panelled(d.values.data(), S, padded, d.value_panels);
@@ -264,54 +289,70 @@ struct Head {
     d.position_gradient.resize(ROWS * padded);
     for (i64 i = 0; i < z.queries; ++i) std::copy(gradient + query_at(i), gradient + query_at(i) + z.width, &d.outer[i * padded]);
     for (i64 i0 = 0; i0 < z.queries; i0 += ROWS) {
-      const i64 rows = std::min(ROWS, z.queries - i0), low = first(i0), high = past(i0 + rows - 1);
-      const i64 nearest = z.queries - 1 - (i0 + rows - 1) + low;
-      scores_of(rows, &d.outer[i0 * padded], padded, d.value_panels, low, high, d.scores.data(), stride);
-      for (i64 r = 0; r < rows; ++r) {
-        const i64 i = i0 + r, a = first(i), e = past(i);
-        const T* p = probability_row(const_cast<T*>(probability), i);
-        T through = 0;
-        for (i64 k = 0; k < z.width; ++k) through += gradient[query_at(i) + k] * out[query_at(i) + k];
-        T *g = &d.scores[r * stride], *used = &d.dropped[r * stride];
-        std::fill(used + low, used + a, T(0));
-        if (z.dropout > 0) {
-          kept_cells(z.dropout, z.seed, row_number(i), S, d.kept.data());
-          for (i64 j = a; j < e; ++j) {
-            used[j] = p[j] * d.kept[j];
-            g[j] = p[j] * (g[j] * d.kept[j] - through);
-          }
-        } else {
-          std::copy(p + a, p + e, used + a);
-          for (i64 j = a; j < e; ++j) g[j] = p[j] * (g[j] - through);
-        }
-        std::fill(used + e, used + high, T(0));
-        std::fill(g + low, g + a, T(0));
-        std::fill(g + e, g + high, T(0));
-        T* far = &d.by_distance[r * stride];  // the same by distance
-        const i64 shift = z.queries - 1 - i;
-        std::fill(far + nearest, far + shift + a, T(0));
-        std::copy(g + a, g + e, far + shift + a);  // ends at S, the distance 0
-      }
-      turned_product(high - low, &d.dropped[low], stride, &d.outer[i0 * padded], &d.value_gradient[low * padded], padded, rows);
-      turned_product(high - low, &d.scores[low], stride, &d.content[i0 * padded], &d.key_gradient[low * padded], padded, rows);
-      turned_product(S - nearest, &d.by_distance[nearest], stride, &d.position[i0 * padded], &d.relative_gradient[nearest * padded],
-                     padded, rows);
-      product(rows, &d.scores[low], stride, &d.keys[low * padded], d.content_gradient.data(), padded, high - low);
-      product(rows, &d.by_distance[nearest], stride, &d.relative[nearest * padded], d.position_gradient.data(), padded, S - nearest);
-      for (i64 r = 0; r < rows; ++r)
-        for (i64 k = 0; k < z.width; ++k) {
-          const T content = d.content_gradient[r * padded + k] * scale, position = d.position_gradient[r * padded + k] * scale;
-          query_gradient[query_at(i0 + r) + k] = content + position;
-          content_bias_gradient[k] += content;
-          position_bias_gradient[k] += position;
-        }
+      const Tile t = tile_at(i0);
+      scores_of(t.rows, &d.outer[i0 * padded], padded, d.value_panels, t.low, t.high, d.scores.data(), stride);
+      for (i64 r = 0; r < t.rows; ++r) score_gradient(d, t, r, probability, out, gradient);
+      spread(d, t);
+      give_queries(d, t, to);
     }
+    give_keys(d, to);
+  }
+
+  // The gradient of one query's scores, by key and by distance, and what its values were mixed by.
+  void score_gradient(Desk<T>& d, const Tile& t, i64 r, const T* probability, const T* out, const T* gradient) const {
+    const i64 i = t.i0 + r, a = first(i), e = past(i);
+    const T* p = probability_row(const_cast<T*>(probability), i);
+    T through = 0;
+    for (i64 k = 0; k < z.width; ++k) through += gradient[query_at(i) + k] * out[query_at(i) + k];
+    T *g = &d.scores[r * stride], *used = &d.dropped[r * stride];
+    std::fill(used + t.low, used + a, T(0));
+    if (z.dropout > 0) {
+      kept_cells(z.dropout, z.seed, row_number(i), S, d.kept.data());
+      for (i64 j = a; j < e; ++j) {
+        used[j] = p[j] * d.kept[j];
+        g[j] = p[j] * (g[j] * d.kept[j] - through);
+      }
+    } else {
+      std::copy(p + a, p + e, used + a);
+      for (i64 j = a; j < e; ++j) g[j] = p[j] * (g[j] - through);
+    }
+    std::fill(used + e, used + t.high, T(0));
+    std::fill(g + t.low, g + a, T(0));
+    std::fill(g + e, g + t.high, T(0));
+    T* far = &d.by_distance[r * stride];  // the same by distance
+    const i64 shift = z.queries - 1 - i;
+    std::fill(far + t.nearest, far + shift + a, T(0));
+    std::copy(g + a, g + e, far + shift + a);  // ends at S, the distance 0
+  }
+
+  // From a tile's scores to everything that they were products of.
+  void spread(Desk<T>& d, const Tile& t) const {
+    const i64 i0 = t.i0, rows = t.rows, low = t.low, seen = t.high - low, nearest = t.nearest;
+    turned_product(seen, &d.dropped[low], stride, &d.outer[i0 * padded], &d.value_gradient[low * padded], padded, rows);
+    turned_product(seen, &d.scores[low], stride, &d.content[i0 * padded], &d.key_gradient[low * padded], padded, rows);
+    turned_product(S - nearest, &d.by_distance[nearest], stride, &d.position[i0 * padded], &d.relative_gradient[nearest * padded],
+                   padded, rows);
+    product(rows, &d.scores[low], stride, &d.keys[low * padded], d.content_gradient.data(), padded, seen);
+    product(rows, &d.by_distance[nearest], stride, &d.relative[nearest * padded], d.position_gradient.data(), padded, S - nearest);
+  }
+
+  void give_queries(const Desk<T>& d, const Tile& t, const Gradients<T>& to) const {
+    for (i64 r = 0; r < t.rows; ++r)
+      for (i64 k = 0; k < z.width; ++k) {
+        const T content = d.content_gradient[r * padded + k] * scale, position = d.position_gradient[r * padded + k] * scale;
+        to.query[query_at(t.i0 + r) + k] = content + position;
+        to.content_bias[k] += content;
+        to.position_bias[k] += position;
+      }
+  }
+
+  void give_keys(const Desk<T>& d, const Gradients<T>& to) const {
     for (i64 j = 0; j < S; ++j) {
       const bool kept = j < z.memory;
       const i64 place = kept ? lane * z.memory + j : lane * z.queries + j - z.memory;
-      T* to = (kept ? memory_gradient : key_value_gradient) + (place * 2 * z.heads + head) * z.width;
-      std::copy(&d.key_gradient[j * padded], &d.key_gradient[j * padded] + z.width, to);
-      std::copy(&d.value_gradient[j * padded], &d.value_gradient[j * padded] + z.width, to + z.heads * z.width);
+      T* key = (kept ? to.memory : to.key_value) + (place * 2 * z.heads + head) * z.width;
+      std::copy(&d.key_gradient[j * padded], &d.key_gradient[j * padded] + z.width, key);
+      std::copy(&d.value_gradient[j * padded], &d.value_gradient[j * padded] + z.width, key + z.heads * z.width);
     }
   }
 };
@@ -347,37 +388,39 @@ Answer attend_forward(const Shape& z, const Inputs<T>& in, T* probability, T* ou
   return memory.answer();
 }
 
-// relative_gradient [groups, S, H, K], biases' [groups, H, K].
+// One head of a group of lanes, which add to the same gradients of relative keys and biases.
 template <class T>
-Answer attend_backward(const Shape& z, const Inputs<T>& in, const T* probability, const T* out, const T* gradient, T* query_gradient,
-                       T* memory_gradient, T* key_value_gradient, T* relative_gradient, T* content_bias_gradient,
-                       T* position_bias_gradient, int threads) {
+void group_backward(const Shape& z, const Inputs<T>& in, Desk<T>& d, i64 head, i64 group, const T* probability, const T* out,
+                    const T* gradient, Gradients<T> to) {
+  const i64 HK = z.heads * z.width, S = z.memory + z.queries, padded = Head<T>(z, in, 0, head).padded;
+  const i64 from = z.lanes * group / z.groups, past = z.lanes * (group + 1) / z.groups;
+  for (T** bias : {&to.content_bias, &to.position_bias}) {
+    *bias += group * HK + head * z.width;
+    std::fill(*bias, *bias + z.width, T(0));
+  }
+  d.relative_gradient.assign(S * padded, T(0));
+  for (i64 lane = from; lane < past; ++lane) {
+    const Head<T> one(z, in, lane, head);
+    if (lane == from) one.take_relative(d);
+    one.backward(d, probability, out, gradient, to);
+  }
+  for (i64 c = 0; c < S; ++c) {
+    const T* row = &d.relative_gradient[c * padded];
+    std::copy(row, row + z.width, to.relative + (group * S + c) * HK + head * z.width);
+  }
+}
+
+template <class T>
+Answer attend_backward(const Shape& z, const Inputs<T>& in, const T* probability, const T* out, const T* gradient,
+                       const Gradients<T>& to, int threads) {
   if (!within(z, in)) return OUT_OF_BOUNDS;
   Memory memory;
 #pragma omp parallel num_threads(threads)
   {
     Desk<T> desk;
-    auto work = [&](i64 task) {
-      const i64 head = task / z.groups, group = task % z.groups, HK = z.heads * z.width, S = z.memory + z.queries;
-      const i64 from = z.lanes * group / z.groups, to = z.lanes * (group + 1) / z.groups;
-      T* content = content_bias_gradient + group * HK + head * z.width;
-      T* position = position_bias_gradient + group * HK + head * z.width;
-      std::fill(content, content + z.width, T(0));
-      std::fill(position, position + z.width, T(0));
-      const i64 padded = Head<T>(z, in, 0, head).padded;
-      desk.relative_gradient.assign(S * padded, T(0));
-      for (i64 lane = from; lane < to; ++lane) {
-        const Head<T> one(z, in, lane, head);
-        if (lane == from) one.take_relative(desk);
-        one.backward(desk, probability, out, gradient, query_gradient, memory_gradient, key_value_gradient, content, position);
-      }
-      for (i64 c = 0; c < S; ++c) {
-        const T* row = &desk.relative_gradient[c * padded];
-        std::copy(row, row + z.width, relative_gradient + (group * S + c) * HK + head * z.width);
-      }
-    };
 #pragma omp for schedule(dynamic, 1)
-    for (i64 task = 0; task < z.heads * z.groups; ++task) memory.guard([&] { work(task); });
+    for (i64 task = 0; task < z.heads * z.groups; ++task)
+      memory.guard([&] { group_backward(z, in, desk, task / z.groups, task % z.groups, probability, out, gradient, to); });
   }
   return memory.answer();
 }
@@ -460,8 +503,9 @@ void few_backward(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64
                                         const T* gradient, T* query_gradient, T* memory_gradient, T* key_value_gradient,        \
                                         T* relative_gradient, T* content_bias_gradient, T* position_bias_gradient,              \
                                         int threads) {                                                                          \
-    return attend_backward<T>(*z, *in, probability, out, gradient, query_gradient, memory_gradient, key_value_gradient,         \
-                              relative_gradient, content_bias_gradient, position_bias_gradient, threads);                       \
+    const Gradients<T> to{query_gradient,    memory_gradient,       key_value_gradient,                                         \
+                          relative_gradient, content_bias_gradient, position_bias_gradient};                                    \
+    return attend_backward<T>(*z, *in, probability, out, gradient, to, threads);                                                \
   }
 
 DOORS(float32, float)

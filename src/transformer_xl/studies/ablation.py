@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from transformer_xl.console import progress
 from transformer_xl.data.store import Split, Store
 from transformer_xl.evaluation import UNIT_NAMES
 from transformer_xl.model import TransformerXL
 from transformer_xl.pictures import can_draw, picture
-from transformer_xl.progress import progress
 from transformer_xl.studies.lengths import (
     SWEEP,
     Point,

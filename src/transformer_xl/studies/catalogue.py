@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, InputError, suggest
 from transformer_xl.pictures import can_draw
-from transformer_xl.progress import say
 from transformer_xl.studies.ablation import ENCODING, FRAGMENTATION, MEMORY_MATCHED, run_ablation
 from transformer_xl.studies.generation import run_generation
 from transformer_xl.studies.recl import run_recl

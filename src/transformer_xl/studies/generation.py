@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config.fields import override
+from transformer_xl.console import progress
 from transformer_xl.data.store import Store
 from transformer_xl.data.text.display import detokenize
 from transformer_xl.data.text.tokenizers import WordTokenizer
 from transformer_xl.decoding import Sampling, generate
 from transformer_xl.errors import DataError
 from transformer_xl.presets import find_preset
-from transformer_xl.progress import progress
 from transformer_xl.studies.ablation import XL
 from transformer_xl.studies.report import Report
 from transformer_xl.studies.runs import Setting, trained, variant_model

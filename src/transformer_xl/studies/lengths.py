@@ -18,12 +18,12 @@ import torch
 
 from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY
+from transformer_xl.console import Advance
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError
 from transformer_xl.evaluation import Figures, Rule, evaluate, figures, make_rule
-from transformer_xl.evaluation.evaluate import Losses
+from transformer_xl.evaluation.scoring import Losses
 from transformer_xl.model import TransformerXL
-from transformer_xl.progress import Advance
 from transformer_xl.studies.models import transformer
 
 SWEEP = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)

@@ -10,9 +10,9 @@ from typing import Any
 from transformer_xl.analysis.contexts import Stretch, context_losses, make_stretch
 from transformer_xl.analysis.recl import EffectiveLength, Group, effective_lengths, make_group
 from transformer_xl.checkpoint import RunFolder
+from transformer_xl.console import progress
 from transformer_xl.data.store import Split, Store
 from transformer_xl.pictures import can_draw, picture
-from transformer_xl.progress import progress
 from transformer_xl.studies.ablation import NO_RECURRENCE, PER_LAYER_HALF, SHAW, XL
 from transformer_xl.studies.models import Asked, Base, Variant, asked_preset
 from transformer_xl.studies.report import Report

@@ -11,10 +11,10 @@ from typing import Any
 
 from transformer_xl.checkpoint import Checkpoint, RunFolder, load_checkpoint, same_tokenizer
 from transformer_xl.checkpoint.folder import read_config
+from transformer_xl.console import say
 from transformer_xl.data.store import Split, Store, open_store
 from transformer_xl.errors import CheckpointError, DataError, TransformerXLError
 from transformer_xl.files import write_json
-from transformer_xl.progress import say
 from transformer_xl.studies.models import Asked, Base, Variant, asked_model, on_device
 from transformer_xl.studies.scales import Scale
 from transformer_xl.training import train

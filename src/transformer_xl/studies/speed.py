@@ -2,8 +2,8 @@
 
 import time
 
-from transformer_xl.benchmarks.measure import Row, measure
-from transformer_xl.benchmarks.workloads import PAPER_RATIOS, workloads
+from transformer_xl.benchmarks.measuring import Row, measure
+from transformer_xl.benchmarks.workloads import PAPER_RATIOS, workloads_of
 from transformer_xl.pictures import can_draw, picture
 from transformer_xl.studies.report import Report
 from transformer_xl.studies.runs import Setting
@@ -20,7 +20,7 @@ CAVEATS: dict[str, str] = {
 def run_speed(setting: Setting) -> Report:
     started_at, bench = time.perf_counter(), setting.scale.bench
     found = measure("sliding", scale=bench, rounds=ROUNDS[bench], against_huggingface=False)
-    attention_of = {workload.name: workload.config.memory for workload in workloads("sliding", scale=bench)}
+    attention_of = {workload.name: workload.config.memory for workload in workloads_of("sliding", scale=bench)}
     ours = sorted(
         (row for row in found.rows if row.implementation != "window" and row.ratio_to_sliding is not None),
         key=lambda row: attention_of[row.workload],

@@ -35,7 +35,7 @@ class Footprint:
         return self.weights + self.memory + self.activations
 
 
-def footprint(
+def footprint_of(
     run: RunConfig, *, devices: int = 1, parallel: Parallel = "ddp", recompute: bool | None = None, kernels: bool = True
 ) -> Footprint:
     """`recompute`: with activation checkpointing, or as the run has it. `kernels`: on a processor with the compiled ones, else torch's operations."""

@@ -9,9 +9,9 @@ from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
+from transformer_xl.console import Advance, say
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import open_plain
-from transformer_xl.progress import Advance, say
 from transformer_xl.training.ranks import ALONE, Ranks
 
 LONGEST_OWNER = 20

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from transformer_xl.checkpoint import About, RunFolder, Window, write_checkpoint
 from transformer_xl.config import EvaluationConfig, RunConfig
+from transformer_xl.console import progress, say
 from transformer_xl.data.store import Store
 from transformer_xl.decoding import Sampling, generate, start_tokens
 from transformer_xl.errors import TransformerXLError
 from transformer_xl.evaluation import UNIT_NAMES, Figures, evaluate, make_rule
 from transformer_xl.files import write_text
 from transformer_xl.model import AnyModel
-from transformer_xl.progress import progress, say
 from transformer_xl.training.card import write_card
 from transformer_xl.training.curve import draw_curve
 from transformer_xl.training.lifetime import StopAsked, StopRequest, only_trainer, stop_on_signals

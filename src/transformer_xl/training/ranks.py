@@ -27,9 +27,9 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import RunConfig
+from transformer_xl.console import be_quiet
 from transformer_xl.errors import ConfigError, TransformerXLError
 from transformer_xl.model import AnyModel
-from transformer_xl.progress import be_quiet
 
 Parallel = Literal["ddp", "fsdp"]
 Value = TypeVar("Value")

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformer_xl import __version__
 from transformer_xl.checkpoint import RunFolder
+from transformer_xl.console import say
 from transformer_xl.files import open_plain, write_json, write_text
-from transformer_xl.progress import say
 from transformer_xl.training.ranks import Ranks
 
 

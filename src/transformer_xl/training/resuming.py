@@ -9,10 +9,10 @@ import torch
 from transformer_xl.checkpoint import RunFolder, TrainingState, read_training_state, same_tokenizer, verify
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_about, read_config, read_weights
 from transformer_xl.config import RunConfig
+from transformer_xl.console import say
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import put_back, write_json
-from transformer_xl.progress import say
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.session import Session
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TrainingConfig
+from transformer_xl.config import NOT_A_TARGET, TrainingConfig
 from transformer_xl.data.feeding.lanes import Segment
-from transformer_xl.model import NOT_A_TARGET, AnyMemory, AnyModel, Output, RecurrentState
+from transformer_xl.model import AnyMemory, AnyModel, Output, RecurrentState
 from transformer_xl.training.optimisation import gradient_norm, learning_rate, set_rate
 from transformer_xl.training.session import Session
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.console import progress
 from transformer_xl.data.corpora.pieces import DocumentRule, Fallback, Part, Piece, cut, each_piece, total_bytes
 from transformer_xl.data.store import Encoded, SplitRecord, SplitWriter, sentence_mark, smallest_dtype
 from transformer_xl.data.text.tokenizers import (
@@ -23,7 +24,6 @@ from transformer_xl.data.text.tokenizers import (
     decode_utf8,
 )
 from transformer_xl.errors import DataError
-from transformer_xl.progress import progress
 
 Parts = Mapping[str, Sequence[Part]]
 """Split -> its parts, in order."""

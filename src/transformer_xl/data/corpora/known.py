@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from transformer_xl.data.corpora.download import download_any
+from transformer_xl.data.corpora.downloading import download_any
 from transformer_xl.data.corpora.prepare import make_store
 from transformer_xl.data.corpora.recipes import RECIPES, SPLITS_MD5, Counts, Recipe
 from transformer_xl.data.corpora.symbols import fill_symbols

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
+from transformer_xl.console import progress
 from transformer_xl.data.corpora import encoding
 from transformer_xl.data.corpora.pieces import (
     BY_BLANK_LINE,
@@ -33,7 +34,6 @@ from transformer_xl.data.text.tokenizers import (
     WordTokenizer,
 )
 from transformer_xl.errors import DataError, suggest
-from transformer_xl.progress import progress
 
 Kind = Literal["byte", "char", "word", "bpe"]
 Documents = Literal["file", "blank-line", "separator"]

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from typing import Any, Literal, TypeVar
 
+from transformer_xl.console import progress
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.corpora.unpacking import Advance
 from transformer_xl.errors import DataError
-from transformer_xl.progress import progress
 
 PIECE_BYTES = 4 << 20
 MARGIN_BYTES = 4096

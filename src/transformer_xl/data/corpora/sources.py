@@ -176,7 +176,7 @@ def file_or_members(path: Path) -> list[Source]:
 
 def unpack_tar(path: Path, *, files: tuple[KnownFile, ...], into: Path) -> list[Source]:
     """Copies the wanted members out under their bare names, so that no member's path can reach anywhere else."""
-    from transformer_xl.progress import progress
+    from transformer_xl.console import progress
 
     found: dict[str, Source] = {}
     with (

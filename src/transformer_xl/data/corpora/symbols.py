@@ -8,13 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.console import progress
 from transformer_xl.data.corpora import encoding
 from transformer_xl.data.corpora.recipes import SPLITS_MD5, Counts, Recipe
 from transformer_xl.data.corpora.sources import Source, find_known
 from transformer_xl.data.store import Encoded, Manifest, SplitRecord, SplitWriter, encoded_by, smallest_dtype
 from transformer_xl.data.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 from transformer_xl.errors import DataError
-from transformer_xl.progress import progress
 
 PAGE = rb"^  <page>\n"
 STRIDE = 1 << 22

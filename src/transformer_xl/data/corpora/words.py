@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from transformer_xl.data.corpora import encoding
-from transformer_xl.data.corpora.download import download_any
+from transformer_xl.data.corpora.downloading import download_any
 from transformer_xl.data.corpora.pieces import BY_ARTICLE, NO_DOCUMENTS, Part
 from transformer_xl.data.corpora.recipes import Counts, Recipe
 from transformer_xl.data.corpora.sources import Source, find_known

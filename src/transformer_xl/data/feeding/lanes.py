@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transformer_xl.config import NOT_A_TARGET
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError, InputError
 
-NO_TARGET = -1
 SHORTEST_VARIABLE = 5
 LONGEST_VARIABLE_BEYOND = 15
 VARIABLE_DEVIATION = 5.0
@@ -63,12 +63,12 @@ def read_segment(
     scored = (
         real[:, context:] if scored_from is None else real[:, context:] & (inputs[:, context:] >= scored_from[:, None])
     )
-    positions = np.where(scored, inputs[:, context:] + 1, NO_TARGET)
+    positions = np.where(scored, inputs[:, context:] + 1, NOT_A_TARGET)
     # Widened first: the store's integers have no room for -1.
-    targets = np.where(scored, split.tokens[np.where(scored, positions, 0)].astype(np.int64), NO_TARGET)
+    targets = np.where(scored, split.tokens[np.where(scored, positions, 0)].astype(np.int64), NOT_A_TARGET)
     if split.sentence_mark is not None and not score_boundaries:
         unscored = (targets == split.sentence_mark) & (tokens[:, context:] == split.sentence_mark)
-        targets[unscored] = positions[unscored] = NO_TARGET
+        targets[unscored] = positions[unscored] = NOT_A_TARGET
     document_starts = np.zeros((B, context + length), dtype=bool)
     for lane, first in enumerate(inputs[:, 0].tolist()):
         document_starts[lane] = _marks(split, first, context + length) & real[lane]

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transformer_xl.data.feeding.lanes import NO_TARGET, Segment, SegmentLengths, check_offset, own_lanes, restored
+from transformer_xl.config import NOT_A_TARGET
+from transformer_xl.data.feeding.lanes import Segment, SegmentLengths, check_offset, own_lanes, restored
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError, InputError
 
@@ -88,15 +89,15 @@ class SentenceLanes:
         real = positions >= 0
         stream = np.where(real, self.split.tokens[np.where(real, positions, 0)], 0).astype(np.int64)
         tokens = np.ascontiguousarray(stream[:, :-1])
-        targets = np.where(real, stream, NO_TARGET)[:, context + 1 :]
+        targets = np.where(real, stream, NOT_A_TARGET)[:, context + 1 :]
         if not self._score_boundaries:
             mark = self.split.sentence_mark
-            targets[(targets == mark) & (tokens[:, context:] == mark)] = NO_TARGET
+            targets[(targets == mark) & (tokens[:, context:] == mark)] = NOT_A_TARGET
         self._advance(length)
         return Segment(
             tokens=tokens,
             targets=np.ascontiguousarray(targets),
-            positions=np.where(targets == NO_TARGET, NO_TARGET, positions[:, context + 1 :]),
+            positions=np.where(targets == NOT_A_TARGET, NOT_A_TARGET, positions[:, context + 1 :]),
             document_starts=np.zeros(tokens.shape, dtype=bool),
         )
 
@@ -139,7 +140,7 @@ class SentenceLanes:
         """Where in the split the lane's next `length` tokens stand; -1 once it has read all of its sentences."""
         starts, ends = self._starts[index], self._ends[index]
         sentence, inside = self._sentence[index], self._inside[index]
-        positions = np.full(length, NO_TARGET, dtype=np.int64)
+        positions = np.full(length, NOT_A_TARGET, dtype=np.int64)
         filled = 0
         while filled < length and sentence < len(starts):
             begin = int(starts[sentence]) + inside

@@ -10,6 +10,7 @@ BEFORE = re.compile(r" +([,.;:!?%)\]}]|'(?:s|re|ve|ll|d|m|t)\b|n't\b)")
 AFTER = re.compile(r"([(\[{$£€]) +")
 QUOTED = re.compile(r'" ([^"\n]*?) "')
 APOSTROPHE = re.compile(r"(?<=\w) ' (?=s\b)")
+MARKS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
 def readable(tokenizer: Tokenizer, token: int) -> str:
@@ -17,6 +18,13 @@ def readable(tokenizer: Tokenizer, token: int) -> str:
     if tokenizer.kind == "word":
         return tokenizer.token(token)
     return tokenizer.decode_bytes([token]).decode("utf-8", errors="backslashreplace")
+
+
+def visible(name: str) -> str:
+    """A token's text with its white space shown, and characters that would show nothing, or move others, by their number."""
+    return "".join(
+        MARKS.get(character) or (character if character.isprintable() else ascii(character)[1:-1]) for character in name
+    )
 
 
 def detokenize(text: str) -> str:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from transformer_xl.config import RunConfig
+from transformer_xl.console import progress
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model import Memory, TransformerXL
-from transformer_xl.progress import progress
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LONGEST = 1 << 24

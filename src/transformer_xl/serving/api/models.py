@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from transformer_xl.analysis.attention import Row, attention_pieces, top_keys
-from transformer_xl.analysis.recording import TERMS, TOTAL
+from transformer_xl.analysis.terms import TERMS, TOTAL
 from transformer_xl.batching.lanes import ModelFault
 from transformer_xl.batching.requests import Request
 from transformer_xl.batching.scheduler import Counts, Scheduler, State

@@ -12,7 +12,7 @@ from transformer_xl.inference import Engine
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.backends import backend_of
 from transformer_xl.native import doors
-from transformer_xl.native.supports import KERNELS
+from transformer_xl.native.capabilities import KERNELS
 
 
 @dataclass(frozen=True, kw_only=True)

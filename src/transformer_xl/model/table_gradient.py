@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transformer_xl import native
-from transformer_xl.model.protocol import NOT_A_TARGET
+from transformer_xl.config import NOT_A_TARGET
 
 
 class TableGradient:

@@ -19,13 +19,13 @@ from transformer_xl.benchmarks.children import (
     BenchmarkError,
     Child,
     Rounds,
-    children,
     cores,
+    ready_children,
     spread,
     take_turns,
     timed,
 )
-from transformer_xl.benchmarks.entrants import Entrant, entrants
+from transformer_xl.benchmarks.entrants import Entrant, entrants_of
 from transformer_xl.benchmarks.environment import huggingface_python
 from transformer_xl.benchmarks.training import check_training
 from transformer_xl.benchmarks.workloads import (
@@ -33,11 +33,11 @@ from transformer_xl.benchmarks.workloads import (
     Kind,
     Scale,
     Workload,
-    workloads,
+    workloads_of,
 )
+from transformer_xl.console import progress, say
 from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
 from transformer_xl.model import TransformerXL
-from transformer_xl.progress import progress, say
 
 TOLERANCE = 2e-5
 """How far log-probabilities and losses may be from those of the implementation they are checked against, in float32."""
@@ -99,8 +99,8 @@ class Result:
 
 def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool, preset: str | None = None) -> Result:
     pythons = {"huggingface": huggingface_python()} if against_huggingface else {}
-    chosen = workloads(kind, scale=scale, preset=preset)
-    taking_part = [entrants(workload, against_huggingface=against_huggingface) for workload in chosen]
+    chosen = workloads_of(kind, scale=scale, preset=preset)
+    taking_part = [entrants_of(workload, against_huggingface=against_huggingface) for workload in chosen]
     # One process for each, kept from workload to workload; those that only check are among them.
     names = {key: entrant.implementation for table in taking_part for key, entrant in table.items()}
     names |= {
@@ -111,7 +111,7 @@ def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool,
     }
     measured: list[tuple[Workload, dict[str, Entrant], Rounds, dict[str, float | None]]] = []
     with (
-        children(pythons, names=names) as processes,
+        ready_children(pythons, names=names) as processes,
         progress(f"bench {kind}", total=len(chosen) * rounds, unit="rounds") as advance,
     ):
         peaks = [processes["exact"].ask("peaks", **PEAK_SIZES[scale])]

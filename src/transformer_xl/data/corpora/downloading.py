@@ -8,10 +8,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer_xl.console import progress
 from transformer_xl.data.corpora.recipes import Place, Recipe
 from transformer_xl.errors import DataError
 from transformer_xl.files import digest
-from transformer_xl.progress import progress
 
 BLOCK = 1 << 18
 ATTEMPTS = 5

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.config import EvaluationConfig
+from transformer_xl.config import NOT_A_TARGET, EvaluationConfig
+from transformer_xl.console import Advance
 from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, PaperEvaluation
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
@@ -23,8 +24,7 @@ from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
 from transformer_xl.model.memory import check_fits
-from transformer_xl.model.protocol import NOT_A_TARGET, NOT_FINITE, check_tokens
-from transformer_xl.progress import Advance
+from transformer_xl.model.protocol import NOT_FINITE, check_tokens
 
 Losses = NDArray[np.float32]
 SLIDING_TOKENS_AT_ONCE = 1 << 14
