@@ -35,12 +35,10 @@ from transformer_xl.decoding import (
 )
 from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
-from transformer_xl.evaluation.rules import RuleName
+from transformer_xl.evaluation.scoring import RuleName
 from transformer_xl.files import path_from_text
 from transformer_xl.inference import Reader, make_reader, restore_reader
 from transformer_xl.inference.weights import WeightKind
-from transformer_xl.interop.formats.foreign_model import Lengths
-from transformer_xl.interop.importing import import_run
 from transformer_xl.model import AnyModel
 
 SCORED_AT_ONCE = 512
@@ -265,6 +263,10 @@ def from_pretrained(
     # Not under the name of what is half-written: that may be removed by anyone.
     scratch = Path(tempfile.mkdtemp(prefix="txl-imported-"))
     try:
+        # Late: whoever loads a run of ours needs nothing of other people's.
+        from transformer_xl.interop.formats.foreign_model import Lengths
+        from transformer_xl.interop.importing import import_run
+
         lengths = Lengths(memory=memory, clamp_len=clamp_len, same_length=same_length)
         loaded = load(import_run(path, scratch / "run", lengths=lengths).run, device=device)
     except BaseException:

@@ -14,7 +14,7 @@ from transformer_xl.config import EvaluationConfig, ModelConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.evaluation import evaluate, figures, make_rule, score_split
 from transformer_xl.evaluation.ngram import witten_bell_bits
-from transformer_xl.evaluation.rules import lanes_for
+from transformer_xl.evaluation.scoring import lanes_for
 from transformer_xl.model import TransformerXL
 
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from small_models import build, random_memory, random_tokens
 from transformer_xl import native
 from transformer_xl.model import Memory
-from transformer_xl.model.attention import Mask
-from transformer_xl.model.backends import native_attend
+from transformer_xl.model.attention import Mask, native_attend
 from transformer_xl.model.dropout import Dropout, dropped
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.reference import reference_attend

@@ -10,7 +10,7 @@ from transformer_xl import native
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference import Engine
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.backends import backend_of
+from transformer_xl.model.attention import backend_of
 from transformer_xl.native import doors
 from transformer_xl.native.capabilities import KERNELS
 

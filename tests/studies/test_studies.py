@@ -12,7 +12,7 @@ from transformer_xl.cli import main
 from transformer_xl.config.sources import resolve
 from transformer_xl.data.corpora.recipes import RECIPES
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model.kinds import parameter_count
+from transformer_xl.model import parameter_count
 from transformer_xl.presets import find_preset
 from transformer_xl.studies import ablation, generation, runs, scales, speed
 from transformer_xl.studies.ablation import ENCODING

@@ -17,8 +17,7 @@ from transformer_xl.analysis.terms import TOTAL, Scores, recording
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.console import Advance
 from transformer_xl.errors import InputError
-from transformer_xl.evaluation.rules import Rule, warm_up_tokens
-from transformer_xl.evaluation.scoring import make_rule, using_lengths
+from transformer_xl.evaluation.scoring import Rule, make_rule, using_lengths, warm_up_tokens
 from transformer_xl.model import TransformerXL
 
 TOP_SHARE = 0.2

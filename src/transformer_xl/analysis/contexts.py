@@ -25,8 +25,7 @@ from transformer_xl.console import progress
 from transformer_xl.data.store import Split
 from transformer_xl.errors import InputError
 from transformer_xl.evaluation import make_rule
-from transformer_xl.evaluation.rules import KEPT_BYTES, MOST_LANES
-from transformer_xl.evaluation.scoring import using_lengths
+from transformer_xl.evaluation.scoring import KEPT_BYTES, MOST_LANES, using_lengths
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.model import AnyModel

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from transformer_xl.inference import Engine
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.attention import Mask
-from transformer_xl.model.backends import backend_of, segment_attention
+from transformer_xl.model.attention import Mask, backend_of, segment_attention
 from transformer_xl.model.encodings import Distances
 
 

@@ -19,8 +19,7 @@ from transformer_xl.errors import ConfigError, shown
 if TYPE_CHECKING:
     from transformer_xl.config import EvaluationConfig
     from transformer_xl.data.store import Split
-    from transformer_xl.evaluation.rules import Rule, RuleName
-    from transformer_xl.evaluation.scoring import Losses
+    from transformer_xl.evaluation.scoring import Losses, Rule, RuleName
     from transformer_xl.library import Loaded
 
 

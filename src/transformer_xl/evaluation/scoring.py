@@ -1,30 +1,92 @@
-"""How good a model is on a split: losses per token in corpus order, and the figures made from them with the rule that made them."""
+"""How good a model is on a split: losses per token in corpus order, and the figures made from them with the rule that made them: which tokens are scored, and what each may see."""
 
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transformer_xl.config import NOT_A_TARGET, EvaluationConfig
+from transformer_xl.config import NOT_A_TARGET, EvaluationConfig, ModelConfig, RecurrentConfig
 from transformer_xl.console import Advance
 from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, PaperEvaluation
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
-from transformer_xl.evaluation.rules import PAPER_LANES, Rule, RuleName, lanes_for, warm_up_tokens
 from transformer_xl.inference import make_reader
+from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
 from transformer_xl.model.memory import check_fits
 from transformer_xl.model.protocol import NOT_FINITE, check_tokens
+
+RuleName = Literal["exact", "paper", "sliding"]
+PAPER_LANES = 10
+MOST_LANES = 16
+WARM_UP_SHARE = 0.1
+"""Lanes are added only as long as warming them up costs no more than this share of the tokens."""
+KEPT_BYTES = 1 << 30
+"""And only as long as their kept keys and values take no more than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    name: RuleName
+    segment: int
+    memory: int
+    clamp_len: int
+    same_length: bool
+    lanes: int
+    score_boundaries: bool = False
+    """For corpora made of sentences: whether the pair of marks between two sentences is scored, which makes figures look better."""
+    weights: WeightKind = "exact"
+    recurrent: bool = False
+    """A state is carried from token to token, however the text is cut."""
+
+    def sentence(self) -> str:
+        seen = f"segments of {self.segment} with memory {self.memory}"
+        if self.recurrent:
+            seen = "the state carried from token to token"
+        if self.clamp_len:
+            seen += f", distances clamped at {self.clamp_len}"
+        if self.same_length:
+            seen += ", every token seeing as many"
+        if self.score_boundaries:
+            seen += ", the pair of marks between sentences scored too"
+        if self.weights == "int8":
+            seen += ", weights rounded to int8"
+        match self.name:
+            case "exact":
+                return f"exact: every token after the first scored once in full context; {seen}"
+            case "paper":
+                return f"paper: {self.lanes} columns each starting cold, the remainder dropped; {seen}"
+            case "sliding":
+                return f"sliding: a full window of {self.segment} tokens for each predicted token, no memory"
+
+
+def warm_up_tokens(model: ModelConfig | RecurrentConfig, *, segment: int) -> int:
+    """How far back anything a token sees can reach: after as many tokens, a lane that started in the middle knows all that one long lane would.
+
+    Each layer looks from the start of a segment M tokens back, into a segment that starts on a multiple of T.
+    """
+    return model.n_layer * math.ceil(model.memory / segment) * segment
+
+
+def lanes_for(model: ModelConfig | RecurrentConfig, *, tokens: int, segment: int) -> int:
+    """As many as fit without wasting time on warming up, or memory on what is kept; the figure does not depend on it."""
+    if model.recurrent:  # a state never forgets how it started
+        return 1
+    warm_up = warm_up_tokens(model, segment=segment)
+    in_time = WARM_UP_SHARE * tokens / warm_up if warm_up else tokens / segment
+    in_memory = KEPT_BYTES / kept_bytes(model, lanes=1)
+    return max(1, min(MOST_LANES, int(in_time), int(in_memory)))
+
 
 Losses = NDArray[np.float32]
 SLIDING_TOKENS_AT_ONCE = 1 << 14

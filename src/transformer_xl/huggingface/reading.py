@@ -18,8 +18,7 @@ from transformers.cache_utils import Cache
 
 from transformer_xl.huggingface.configuration import reach_of
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.attention import Mask, attend
-from transformer_xl.model.backends import heads
+from transformer_xl.model.attention import Mask, attend, heads
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Layer
 

@@ -6,7 +6,7 @@ Exact: the same numbers as the model's own forward with memory M, under either r
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from transformer_xl import native
 from transformer_xl.errors import CheckpointError, InputError, shown, suggest
 from transformer_xl.inference.cache import Cache, cache_kinds
-from transformer_xl.inference.panels import Panels
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.attention import Mask, attend
-from transformer_xl.model.backends import backend_of, heads
+from transformer_xl.model.attention import Mask, attend, backend_of, heads
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Layer
 from transformer_xl.model.protocol import NOT_FINITE
@@ -30,6 +28,31 @@ from transformer_xl.tensor_files import Kind, TensorFile
 Sight = Literal["last", "segment"]
 """What a token sees. last: itself and the M before it, however the text is cut. segment: the paper's rule, the M before its segment and all of it before
 the token. A model with `same_length` keeps its own."""
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Projected relative keys as the kernels read them, [H, panel, K, P]: panel p holds the distances pP + P-1 down to pP."""
+
+    distances: int
+    """How many are told apart; farther ones look like the last."""
+    layers: list[dict[str, Tensor | None]]
+    """u, v, relative keys and biases by distance (scaled) of each layer; None where the encoding has none."""
+
+    @classmethod
+    def of(cls, model: TransformerXL, distances: int) -> "Panels":
+        P = native.panel_width(model.vocabulary.bias_V.dtype)
+        count = -(-distances // P)
+        row_R = torch.arange(count * P).clamp(max=distances - 1).view(count, P).flip(1)
+        layers: list[dict[str, Tensor | None]] = []
+        for layer in model.encoding.distances(distances):
+            key_HSK, bias_HS = layer.relative_key_HSK, layer.distance_bias_HS
+            falling_R = distances - 1 - row_R  # the columns that `Distances` keeps them in
+            panels_HRKP = None if key_HSK is None else key_HSK[:, falling_R].transpose(2, 3).contiguous()
+            bias_HRP = None if bias_HS is None else (bias_HS * model.config.d_head**-0.5)[:, falling_R].contiguous()
+            biases = {"content_bias": layer.content_bias_HK, "position_bias": layer.position_bias_HK}
+            layers.append({**biases, "relative": panels_HRKP, "distance_bias": bias_HRP})
+        return cls(distances, layers)
 
 
 class Engine(Reader):

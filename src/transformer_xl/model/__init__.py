@@ -1,6 +1,11 @@
 """The mathematics: tokens, targets and memory in; losses in token order and new memory out. Knows no text."""
 
-from transformer_xl.model.kinds import AnyMemory, AnyModel, build_model, build_shapes, parameter_count
+from dataclasses import asdict
+
+import torch
+
+from transformer_xl.config import ModelConfig, RecurrentConfig
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.protocol import LanguageModel, Output
 from transformer_xl.model.recurrent import Recurrent, RecurrentState
@@ -19,3 +24,28 @@ __all__ = [
     "build_shapes",
     "parameter_count",
 ]
+
+AnyModel = TransformerXL | Recurrent
+AnyMemory = Memory | RecurrentState
+
+
+def build_model(config: ModelConfig | RecurrentConfig) -> AnyModel:
+    return Recurrent(config) if isinstance(config, RecurrentConfig) else TransformerXL(config)
+
+
+def build_shapes(config: ModelConfig | RecurrentConfig) -> AnyModel:
+    """The model on the meta device, where it has shapes and no numbers: no memory, no time."""
+    try:
+        with torch.device("meta"):
+            return build_model(config)
+    except RuntimeError:  # sizes whose product is no size
+        sizes = {name: value for name, value in asdict(config).items() if type(value) is int}
+        name = max(sizes, key=lambda name: sizes[name])
+        raise ConfigError(
+            f"model.{name}: {sizes[name]:,} asks for tensors larger than any can be; make it smaller"
+        ) from None
+
+
+def parameter_count(config: ModelConfig | RecurrentConfig) -> int:
+    """How many numbers are learned."""
+    return sum(parameter.numel() for parameter in build_shapes(config).parameters())

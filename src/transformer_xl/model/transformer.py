@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import NOT_A_TARGET, ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model.attention import Attention, Mask
-from transformer_xl.model.backends import backend_of, segment_attention
+from transformer_xl.model.attention import Attention, Mask, backend_of, segment_attention
 from transformer_xl.model.dropout import dropout_at
 from transformer_xl.model.encodings import build_encoding
 from transformer_xl.model.layer import Attend, Layer, Product, by_module

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_xl.data.corpora.prepare import make_store
+from transformer_xl.data.corpora.encoding import make_store
 from transformer_xl.data.store import MANIFEST, Encoded, Manifest, Split, SplitWriter, Store, open_store
 from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer
 from transformer_xl.errors import DataError

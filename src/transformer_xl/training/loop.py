@@ -15,8 +15,7 @@ from transformer_xl.errors import TransformerXLError
 from transformer_xl.evaluation import UNIT_NAMES, Figures, evaluate, make_rule
 from transformer_xl.files import write_text
 from transformer_xl.model import AnyModel
-from transformer_xl.training.card import write_card
-from transformer_xl.training.curve import draw_curve
+from transformer_xl.training.card import draw_curve, write_card
 from transformer_xl.training.lifetime import StopAsked, StopRequest, only_trainer, stop_on_signals
 from transformer_xl.training.optimisation import PLATEAU_FACTOR
 from transformer_xl.training.ranks import ALONE, Ranks

@@ -3,9 +3,11 @@
 Nothing here holds more than a few pieces at a time, however long the text is.
 """
 
+import errno
+import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,18 @@ from numpy.typing import NDArray
 
 from transformer_xl.console import progress
 from transformer_xl.data.corpora.pieces import DocumentRule, Fallback, Part, Piece, cut, each_piece, total_bytes
-from transformer_xl.data.store import Encoded, SplitRecord, SplitWriter, sentence_mark, smallest_dtype
+from transformer_xl.data.store import (
+    MANIFEST,
+    Encoded,
+    Manifest,
+    SplitRecord,
+    SplitWriter,
+    Store,
+    finish_store,
+    open_store,
+    sentence_mark,
+    smallest_dtype,
+)
 from transformer_xl.data.text.tokenizers import (
     BETWEEN_SPACES,
     END_OF_LINE,
@@ -24,6 +37,7 @@ from transformer_xl.data.text.tokenizers import (
     decode_utf8,
 )
 from transformer_xl.errors import DataError
+from transformer_xl.files import atomic_folder, put_back
 
 Parts = Mapping[str, Sequence[Part]]
 """Split -> its parts, in order."""
@@ -157,3 +171,45 @@ def count_characters(data: bytes) -> int:
     """Bytes that begin a character: in UTF-8, all but the continuation bytes."""
     array = np.frombuffer(data, dtype=np.uint8)
     return len(array) - int(np.count_nonzero((array & 0xC0) == 0x80))
+
+
+# --- a store, whole or not at all
+
+
+@contextmanager
+def store_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `out`. What goes wrong in writing it is said in one sentence.
+
+    Everything that reads text raises DataError by itself, so an OSError that arrives here is about the target.
+    """
+    out = out.resolve()  # a link to a larger disk is followed, not replaced
+    put_back(out)
+    if out.exists() and not (out / MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} exists and is no data store; choose another `out=`, or remove it first")
+    try:
+        with atomic_folder(out) as folder:
+            yield folder
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise DataError(f"no space left for {out}; free some, or choose another `out=`") from error
+        raise DataError(f"{out} cannot be written: {error.strerror or error}; choose another `out=`") from error
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """A place for unpacked files inside the folder being made: it goes away with it, also when things go wrong."""
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as scratch:
+        yield Path(scratch)
+
+
+Fill = Callable[[Path, Path], tuple[Manifest, Tokenizer]]
+"""(folder of the store, scratch folder) -> what was written there."""
+
+
+def make_store(out: Path | str, fill: Fill) -> Store:
+    out = Path(out)
+    with store_folder(out) as folder:
+        with scratch_folder(folder) as scratch:
+            manifest, tokenizer = fill(folder, scratch)
+        finish_store(folder, manifest=manifest, tokenizer=tokenizer)
+    return open_store(out)

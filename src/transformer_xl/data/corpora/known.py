@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from transformer_xl.data.corpora.downloading import download_any
-from transformer_xl.data.corpora.prepare import make_store
+from transformer_xl.data.corpora.encoding import make_store
 from transformer_xl.data.corpora.recipes import RECIPES, SPLITS_MD5, Counts, Recipe
 from transformer_xl.data.corpora.symbols import fill_symbols
 from transformer_xl.data.corpora.words import fill_words, find_files, own_vocabulary

@@ -10,6 +10,7 @@ from typing import BinaryIO, Literal, get_args
 
 from transformer_xl.console import progress
 from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.encoding import make_store
 from transformer_xl.data.corpora.pieces import (
     BY_BLANK_LINE,
     BY_FILE,
@@ -19,7 +20,6 @@ from transformer_xl.data.corpora.pieces import (
     by_separator,
     cut_point,
 )
-from transformer_xl.data.corpora.prepare import make_store
 from transformer_xl.data.corpora.sources import Source, file_or_members, is_tar
 from transformer_xl.data.corpora.vocabulary import by_falling_frequency
 from transformer_xl.data.store import Manifest, Store, encoded_by

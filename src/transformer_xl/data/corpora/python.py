@@ -11,8 +11,8 @@ import sysconfig
 from pathlib import Path
 
 from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.encoding import make_store
 from transformer_xl.data.corpora.pieces import BY_FILE, Part
-from transformer_xl.data.corpora.prepare import make_store
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.store import Manifest, Store, encoded_by
 from transformer_xl.data.text.tokenizers import ByteTokenizer, Tokenizer
