@@ -4,12 +4,16 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.installed
 
-.PHONY: demo test test-faults test-soak test-sanitizers check clean chromium
+.PHONY: demo quick test test-faults test-soak test-sanitizers check clean chromium
 
 demo: $(READY)
 	$(BIN)/txl demo
 
-# Two at a time; those of the server after them, because some compare times.
+# For whoever changes something, in about a minute: all that stays in its process and takes little time.
+quick: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serving -m "not slow and not thorough and not processes"
+
+# Everything. Two at a time; those of the server after them, because some compare times.
 test: $(READY) chromium
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serving
 	$(BIN)/python -m pytest tests/serving

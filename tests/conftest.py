@@ -1,7 +1,11 @@
-"""What tests of several rooms share: one thread, a small store of real bytes and of real words, and a small trained run."""
+"""What tests of several rooms share: one thread, a small store of real bytes and of real words, and a small trained run.
+
+`make quick` runs what stays in its process and takes little: neither slow, nor thorough, nor processes. That it stays there is held here.
+"""
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +13,51 @@ import pytest
 import torch
 
 from small_run import SMALL, prepare
+from transformer_xl import native
 from transformer_xl.config import EvaluationConfig, RecurrentConfig, RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.training import train
+
+TESTS = Path(__file__).parent
+PROCESSES = (
+    *("benchmarks/*", "test_docs.py", "test_cli.py", "test_package.py", "test_systems.py"),
+    *("faults/test_killed_*", "faults/test_failing_disks.py", "faults/test_locales.py", "faults/test_mutated_*"),
+    *("faults/test_replaced_folders.py", "faults/test_same_bits.py", "faults/test_source_gate.py"),
+    *("interop/*", "native/test_building.py", "training/test_ranks.py", "training/test_large_presets.py"),
+    *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py"),
+)
+THOROUGH = ("studies/*", "huggingface/*", "faults/*", "training/test_footprint.py", "analysis/test_recl_command.py")
+"""By file below this folder; what is marked where it stands, is marked there."""
+STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "pty.spawn"}
+quick = {"watched": False}
+
+
+def pytest_configure(config):
+    quick["config"] = "not processes" in (config.getoption("markexpr") or "")
+    if quick["config"]:
+        native.library()  # built by a compiler, where nobody has built it yet
+        sys.addaudithook(_watch)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        where = item.path.relative_to(TESTS)
+        for mark, files in (("processes", PROCESSES), ("thorough", THOROUGH)):
+            if any(where.match(pattern) for pattern in files):
+                item.add_marker(mark)
+
+
+def _watch(event, arguments):
+    if quick["watched"] and event in STARTS:
+        raise AssertionError(f"this test starts a process ({arguments[0]}); mark it with pytest.mark.processes")
+
+
+@pytest.fixture(autouse=True)
+def stays_in_its_process():
+    quick["watched"] = quick["config"]
+    yield
+    quick["watched"] = False
+
 
 # Small tensors gain nothing from more threads, and results do not depend on the machine's cores.
 torch.set_num_threads(1)

@@ -3,18 +3,20 @@
 import json
 import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.benchmarks import children, environment, measuring
+from transformer_xl.benchmarks import children, environment, measuring, versions
 from transformer_xl.benchmarks.children import BenchmarkError, Child, Run, take_turns
 from transformer_xl.benchmarks.entrants import entrants_of
 from transformer_xl.benchmarks.training import largest_difference
 from transformer_xl.benchmarks.workloads import Workload, work_of_step, work_of_window, workloads_of
 from transformer_xl.cli import main
 
+CHECKOUT = Path(__file__).parents[2]
 KEYS = {
     "workload",
     "implementation",
@@ -289,3 +291,19 @@ def test_serving_is_timed_in_rounds(capsys):
     assert 0 < first["first_token_seconds"] < 30
     assert all(row["peak_memory_mb"] > 50 for row in result["rows"])
     assert main(["bench", "serving", "--against", "huggingface"]) == 2
+
+
+def test_a_version_beside_itself_computes_the_same_and_is_as_fast(capsys, monkeypatch):
+    monkeypatch.setattr(versions, "TINY", {"writing": 4, "training": 1})
+    assert main(["bench", "versions", "--against", str(CHECKOUT), "--scale", "tiny", "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["work"] for row in rows] == ["writing", "training"]
+    assert all(row["ratio"] > 0 and row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_versions_want_another_checkout(capsys, tmp_path):
+    assert main(["bench", "versions"]) == 2
+    assert main(["bench", "versions", "--against", str(tmp_path)]) == 2
+    assert "is no checkout of this software" in capsys.readouterr().err
+    assert main(["bench", "training", "--against", "nobody"]) == 2
+    assert "--against: nobody is unknown" in capsys.readouterr().err

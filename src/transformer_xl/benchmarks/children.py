@@ -38,15 +38,19 @@ def cores() -> int:
 class Child:
     """One worker process."""
 
-    def __init__(self, name: str, *, python: Path | str = sys.executable) -> None:
+    def __init__(
+        self, name: str, *, python: Path | str = sys.executable, worker: Path = WORKER, source: Path | None = None
+    ) -> None:
+        """`source`: where to import this software from, if not from here."""
         self.name = name
         self._complaints = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115, it lives as long as the process
         # -P: the worker's own folder is no place to import from, nor is our path one for another interpreter. No library asks the network for news.
         lent = ("PYTHONPATH",) if str(python) != sys.executable else ()
         environment = {name: value for name, value in os.environ.items() if name not in lent}
         environment |= {"OMP_NUM_THREADS": str(cores()), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        environment |= {} if source is None else {"PYTHONPATH": str(source)}
         self._process = subprocess.Popen(
-            [str(python), "-P", "-W", "ignore", str(WORKER), name, str(cores())],
+            [str(python), "-P", "-W", "ignore", str(worker), name, str(cores())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,

@@ -6,6 +6,7 @@
     txl bench training --against huggingface      (whole steps: forward, backward, clip, Adam)
     txl bench serving                             (txl serve: 16 streams against one, and the wait for a first token)
     txl bench generation --plot flat.png          (time and memory per token as the text grows)
+    txl bench versions --against ../before        (this version and the one in another checkout, on the demo's model)
 
 Weights are random: speed does not depend on them. --scale tiny tries everything in seconds; its figures mean nothing."""
 
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
-        metavar="generation|evaluation|sliding|training|serving",
-        choices=("generation", "evaluation", "sliding", "training", "serving"),
+        metavar="generation|evaluation|sliding|training|serving|versions",
+        choices=("generation", "evaluation", "sliding", "training", "serving", "versions"),
     )
     parser.add_argument(
         "--preset", metavar="P", help="training: a preset's model, segment and lanes in place of the two shapes"
     )
-    parser.add_argument("--against", choices=("huggingface",), help="also another implementation, on the same weights")
+    parser.add_argument(
+        "--against",
+        metavar="WHO",
+        help="also huggingface, on the same weights; for versions: the folder of another checkout",
+    )
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="every implementation runs once in each (5)")
     parser.add_argument(
         "--scale", choices=("full", "tiny"), default="full", help="tiny: toy shapes, to try the command"
@@ -48,6 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--preset: {arguments.preset} is for txl bench training; leave it out")
     if arguments.plot:
         return plot(arguments)
+    if arguments.kind == "versions":
+        return versions(arguments)
+    if arguments.against not in (None, "huggingface"):
+        raise ConfigError(
+            f"--against: {arguments.against} is unknown; it can be huggingface, or a folder with txl bench versions"
+        )
     if arguments.kind == "serving":
         return serving(arguments)
     from transformer_xl.benchmarks.measuring import measure
@@ -85,6 +96,25 @@ def serving(arguments: argparse.Namespace) -> int:
     print(f"{result.processor}, {result.cores} cores, torch {result.torch}, rounds: {result.rounds}; medians")
     if result.scale == "tiny":
         print("tiny shapes: these figures say that the command works and nothing about speed")
+    return 0
+
+
+def versions(arguments: argparse.Namespace) -> int:
+    if not arguments.against:
+        raise ConfigError("--against: name the folder of another checkout, such as one made with: git worktree add")
+    from transformer_xl.benchmarks.versions import compare_versions, machine_in_words
+
+    rows = compare_versions(Path(arguments.against), rounds=arguments.rounds, scale=arguments.scale)
+    if arguments.json:
+        print(json.dumps([row.as_json() for row in rows], indent=2))
+        return 0
+    print(f"{'work':<20}{'tokens/s':>10}{'before':>10}{'ratio':>8}  (range)")
+    for row in rows:
+        low, high = (f"{value:.2f}" for value in row.ratio_spread)
+        print(
+            f"{row.work:<20}{number(row.tokens_per_second):>10}{number(row.before):>10}{row.ratio:>8.2f}  ({low}-{high})"
+        )
+    print(machine_in_words())
     return 0
 
 

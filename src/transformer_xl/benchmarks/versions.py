@@ -1,0 +1,89 @@
+"""This version beside another one, in turns: the demo's model writes, evaluates and trains. Both must first write the same texts and find the same loss."""
+
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import transformer_xl
+from transformer_xl.benchmarks.children import BenchmarkError, Child, cores, spread, take_turns, timed
+from transformer_xl.console import progress
+from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
+from transformer_xl.errors import ConfigError
+from transformer_xl.presets import find_preset
+from transformer_xl.training import train
+
+HERE = Path(transformer_xl.__file__).parents[1]
+STEPS = {"writing": 1500, "writing_16": 300, "evaluation": 40_000, "training": 12}
+TINY = {"writing": 20, "writing_16": 5, "evaluation": 500, "training": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionRow:
+    work: str
+    tokens_per_second: float
+    before: float
+    ratio: float
+    ratio_spread: tuple[float, float]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def compare_versions(other: Path, *, rounds: int, scale: str) -> list[VersionRow]:
+    """`other`: a checkout of another version."""
+    source = other / "src"
+    if not (source / "transformer_xl" / "__init__.py").is_file():
+        raise ConfigError(
+            f"`against=`: {other} is no checkout of this software; make one with: git worktree add {other} COMMIT"
+        )
+    worker = Path(__file__).with_name("version_worker.py")
+    steps = STEPS if scale == "full" else TINY
+    with tempfile.TemporaryDirectory(prefix="txl-versions-") as name:
+        run, data = _demo(Path(name), scale=scale)
+        versions = {
+            "here": Child("here", worker=worker, source=HERE),
+            "before": Child("before", worker=worker, source=source),
+        }
+        try:
+            for child in versions.values():
+                child.answer()
+            said = [child.ask("open", run=str(run), data=str(data)) for child in versions.values()]
+            if said[0] != said[1]:
+                raise BenchmarkError(f"the two versions do not compute the same: {said[0]} here, {said[1]} in {other}")
+            rows = []
+            with progress("bench versions", total=len(steps) * rounds, unit="rounds") as advance:
+                for work, count in steps.items():
+                    turns = {who: partial(timed, child, mode=work, steps=count) for who, child in versions.items()}
+                    found = take_turns(turns, rounds=rounds, advance=partial(advance, note=work))
+                    ratio, least, most = spread(found.ratios("here", "before"))
+                    speeds = {who: spread(found.speeds(who))[0] for who in versions}
+                    rows.append(
+                        VersionRow(
+                            work=work.replace("_16", ", 16 lanes"),
+                            tokens_per_second=speeds["here"],
+                            before=speeds["before"],
+                            ratio=ratio,
+                            ratio_spread=(least, most),
+                        )
+                    )
+        finally:
+            for child in versions.values():
+                child.end()
+    return rows
+
+
+def _demo(folder: Path, *, scale: str) -> tuple[Path, Path]:
+    """The demo's model after a few steps, and its data: speed does not depend on what it has learned."""
+    text, data = folder / "text.txt", folder / "store"
+    text.write_bytes(b"".join(path.read_bytes() for path in sorted(HERE.rglob("*.py"))))
+    store = prepare_own_text([text], out=data, settings=OwnText())
+    run = find_preset("demo").run
+    model = run.model if scale == "full" else replace(run.model, n_layer=2)
+    training = replace(run.training, steps=3, validate_every=0)
+    train(replace(run, model=model, training=training), store=store, folder=folder / "run")
+    return folder / "run", data
+
+
+def machine_in_words() -> str:
+    return f"{cores()} cores, medians, ratios within rounds; both wrote the same texts and found the same loss"
