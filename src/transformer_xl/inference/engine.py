@@ -7,6 +7,7 @@ Exact: the same numbers as the model's own forward with memory M, under either r
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -86,12 +87,12 @@ class Engine(Reader):
         like = model.vocabulary.bias_V
         if weights == "int8" and like.dtype != torch.float32:
             raise InputError(f"weights: 'int8' is for float32 models, and this one is {like.dtype}; take 'exact'")
-        super().__init__(model, lanes=lanes)
+        cache = partial(Cache, config, lanes=lanes, memory=self.memory, like=like)
+        super().__init__(model, lanes=lanes, kept=cache)
         self.sight = sight
         self.compiled = backend_of("layers", config, like) == "native"
         self.linear = Linear(weights, compiled=native.usable(like))
         self.writes = self.compiled and native.supports("words", config)
-        self.kept = Cache(config, lanes=lanes, memory=self.memory, like=like)
         self._weights_at = like.data_ptr()
         self._distances: list[Distances] = []
         self._panels: Panels | None = None

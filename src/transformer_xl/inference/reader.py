@@ -9,7 +9,7 @@ Everybody else knows this interface alone; `make_reader` makes the one that fits
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -64,12 +64,13 @@ class Reader(ABC):
     writes: bool = False
     """Whether `write` can be asked."""
 
-    def __init__(self, model: AnyModel, *, lanes: int) -> None:
+    def __init__(self, model: AnyModel, *, lanes: int, kept: Callable[[], Kept]) -> None:
+        """`kept` makes what is remembered of so many lanes, or says that there is no room for it: before anything else is made for them."""
         if type(lanes) is not int:
             raise InputError(f"lanes {lanes!r} must be a whole number")
         if lanes < 1:
             raise InputError(f"an engine of {shown(lanes)} lanes cannot be; give at least 1")
-        self.model = model
+        self.model, self.kept = model, kept()
         self.read_B = torch.zeros(lanes, dtype=torch.int64)
 
     @property

@@ -1,6 +1,6 @@
 """The same for a recurrent model: its state is all there is to keep, and nothing of it grows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class States:
     def select(self, lanes: list[int]) -> "States":
         return States(self.state.select(lanes))
 
-    def grown(self, others: list["States"]) -> "States":
+    def grown(self, others: Sequence["States"]) -> "States":
         parts = zip(self.state.layers, *(other.state.layers for other in others), strict=True)
         return States(RecurrentState(layers=tuple(torch.cat(part) for part in parts)))
 
@@ -40,9 +40,8 @@ class RecurrentEngine(Reader):
     kept: States
 
     def __init__(self, model: Recurrent, *, lanes: int = 1) -> None:
-        super().__init__(model, lanes=lanes)
+        super().__init__(model, lanes=lanes, kept=lambda: States(model.start_memory(lanes)))
         self.linear = Linear("exact", compiled=native.usable(model.vocabulary.bias_V))
-        self.kept = States(model.start_memory(lanes))
 
     def _read(self, tokens_BT: Tensor) -> Tensor:
         output = self.model(tokens_BT, memory=self.kept.state)

@@ -1,13 +1,16 @@
 """Reading without memory: the last tokens of each lane are read again with every new one, as the vanilla model must."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import InputError
+from transformer_xl.errors import InputError, shown
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import TransformerXL
+from transformer_xl.model.memory import check_fits
 
 WINDOW = 256
 """How much text a model without memory is shown."""
@@ -26,7 +29,7 @@ class Texts:
     def select(self, lanes: list[int]) -> "Texts":
         return Texts([self.tokens[lane] for lane in lanes])
 
-    def grown(self, others: list["Texts"]) -> "Texts":
+    def grown(self, others: Sequence["Texts"]) -> "Texts":
         return Texts([tokens for texts in (self, *others) for tokens in texts.tokens])
 
     reordered = select
@@ -41,10 +44,10 @@ class WindowReader(Reader):
 
     def __init__(self, model: TransformerXL, *, lanes: int = 1, window: int | None = None) -> None:
         """`window`: how many tokens are shown at a time, where it is not the usual number."""
-        super().__init__(model, lanes=lanes)
-        self.window = window or window_of(model.config)
+        self.window, like = window or window_of(model.config), model.vocabulary.bias_V
+        check_fits(lanes * self.window, like=like, what=f"a window of {self.window} tokens for {shown(lanes)} lanes")
+        super().__init__(model, lanes=lanes, kept=lambda: Texts([[] for _ in range(lanes)]))
         self.linear = Linear("exact", compiled=False)
-        self.kept = Texts([[] for _ in range(lanes)])
 
     def _at_once(self, tokens: int) -> int:
         return tokens
