@@ -60,10 +60,10 @@ def per_lane(model: ModelConfig, *, T: int, kernels: bool) -> int:
     D, HK, F, M = model.d_model, model.n_head * model.d_head, model.d_inner, model.memory
     S = M + T
     dropped, masked = model.dropout > 0, model.attention_dropout > 0
-    if kernels:  # a mask is a seed; memory's keys and values are made apart from the segment's
+    if kernels:  # a mask is a seed
         return T * (4 * D + 4 * HK + F + model.n_head * S) + M * (D + 2 * HK)
     of_token = (6 if dropped else 4) * D + 3 * HK + (3 if dropped else 1) * F + (3 if masked else 1) * model.n_head * S
-    return T * of_token + S * (D + 3 * HK)
+    return T * of_token + M * D + S * 3 * HK
 
 
 def weights_of(run: RunConfig, *, devices: int, parallel: Parallel) -> int:
