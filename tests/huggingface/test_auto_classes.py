@@ -76,7 +76,7 @@ def test_a_run_opens_and_writes_what_it_writes_natively(any_run):
     text = tokenizer.decode(made[0], skip_special_tokens=True)
     before = ids["input_ids"][0].tolist()
     expected = list(
-        txl.generation.generate(loaded.model, before, tokens=30, sampling=txl.generation.Sampling(temperature=0.0))
+        txl.decoding.generate(loaded.model, before, tokens=30, sampling=txl.decoding.Sampling(temperature=0.0))
     )
     assert made[0].tolist() == before + expected
     assert text == loaded.tokenizer.decode(before + expected)
