@@ -28,6 +28,7 @@ def test_files_are_safetensors_and_json_alone(trained_run):
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".safetensors", ".json", ".txt"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["trained_run", "recurrent_run"])
 def test_loading_never_imports_the_compiler(kind, request):
     """It takes longer than all the rest of loading and generating."""

@@ -60,6 +60,7 @@ def test_text_for_people(tokens, readable):
     assert detokenize(tokens) == readable
 
 
+@pytest.mark.processes
 def test_the_data_room_needs_no_torch():
     code = "import sys; import transformer_xl.cli.prepare, transformer_xl.cli.data; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -222,6 +222,7 @@ print(written, *before, *seen())
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("tokens", "early"),
     [(6_000, 2_000), pytest.param(1_000_000, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],

@@ -60,6 +60,7 @@ def test_words_are_shown_where_they_stand(word_run, tmp_path, capsys):
     assert f"{per_byte:.4f} bits per byte" in shown.err
 
 
+@pytest.mark.processes
 def test_a_pipe_is_scored_as_it_comes(trained_run):
     """The first lines come while the pipe is still open; a reader that leaves ends it quietly."""
     command = [sys.executable, "-m", "transformer_xl", "score", str(trained_run), "-"]
@@ -97,6 +98,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - Text.early, file=sys.
 """
 
 
+@pytest.mark.processes
 def test_memory_does_not_grow_with_the_text(trained_run):
     """In kilobytes, from the 60,000th byte to the 300,000th."""
     command = [sys.executable, "-c", SIZES, str(trained_run), "300000"]

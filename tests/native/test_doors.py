@@ -201,6 +201,7 @@ except MemoryError as error:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.skipif("TXL_SANITIZE" in os.environ, reason="a sanitizer's own memory knows no limit")
 def test_memory_that_is_not_to_be_had_is_an_error_and_not_the_end():
     """It is asked for inside the threads, before any result is written: the results' places, which do not exist here, are never touched."""

@@ -131,6 +131,7 @@ def test_modern_presets_are_of_the_size_of_what_they_are_compared_with(kind):
     assert (modern.training.segment, modern.evaluation) == (tiny.training.segment, tiny.evaluation)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_are_one(parallel, byte_store, tmp_path, without_pictures):

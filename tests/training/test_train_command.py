@@ -107,6 +107,7 @@ def test_help_explains_every_field(capsys):
         assert "".join(explanation.split()) in shown
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_the_same_command_goes_on(number, code, byte_store, tmp_path):
     command = [

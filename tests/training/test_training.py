@@ -143,6 +143,7 @@ def poison(monkeypatch, *, where, at):
     return seen
 
 
+@pytest.mark.processes
 def test_a_second_trainer_is_refused_and_a_dead_ones_lock_is_no_hindrance(byte_store, tmp_path):
     folder = tmp_path / "run"
     holder = (
