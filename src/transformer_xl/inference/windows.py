@@ -62,6 +62,15 @@ class WindowReader(Reader):
         shown = [self.kept.tokens] if together else [[text] for text in self.kept.tokens]
         return torch.cat([self.model(tokens_BT.new_tensor(some)).hidden_BTD[:, -T:] for some in shown])
 
+    def score(self, tokens_BT: Tensor) -> Tensor:
+        longest = max(map(len, self.kept.tokens)) + tokens_BT.shape[1]
+        if longest > self.window:
+            raise InputError(
+                f"a text of {longest:,} tokens is longer than the window of {self.window} that a model without memory is shown; score it in"
+                " pieces, resetting before each, or give the model a memory"
+            )
+        return super().score(tokens_BT)
+
     def _reset(self, lanes: list[int]) -> None:
         for lane in lanes:
             self.kept.tokens[lane] = []
