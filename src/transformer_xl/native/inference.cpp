@@ -146,6 +146,7 @@ struct Matrix {
   const float* scale;  // null: exact
 };
 
+constexpr i64 LONG = 1024;  // columns from which on one lane's rows are read one by one
 constexpr i64 MANY = 11;  // lanes from which on they are the vector axis
 
 // The vectors of all lanes, and room to lay them out by lanes: one thread's, allocated before the work begins.
@@ -187,8 +188,8 @@ inline void blocks(const Matrix<T>& matrix, i64 row, i64 last, const std::vector
   for (; row < last; ++row) block<1, L>(matrix, row, x, lane, use);
 }
 
-// One lane: a row straight through, as fast as memory gives it. Several lanes, or bytes to be made floats: the sums are the work, and as many
-// are held in registers as there is room for.
+// One lane: a long row straight through, as fast as memory gives it. Short rows, several lanes, or bytes to be made floats: the sums are the work, and
+// as many are held in registers as there is room for.
 template <class T, class Use>
 void multiply_few(const Matrix<T>& matrix, i64 first, i64 last, const std::vector<Operand<T>>& x, const Use& use) {
   constexpr i64 PIECE = 12;  // rows that stay in cache while all lanes pass by
@@ -199,7 +200,7 @@ void multiply_few(const Matrix<T>& matrix, i64 first, i64 last, const std::vecto
       if (lane + 4 <= B) {
         blocks<3, 4>(matrix, row, end, x, lane, use);
         lane += 4;
-      } else if (B == 1 && !matrix.scale) {
+      } else if (B == 1 && !matrix.scale && x[0].size > LONG) {
         blocks<1, 1>(matrix, row, end, x, lane++, use);
       } else {
         blocks<4, 1>(matrix, row, end, x, lane++, use);
