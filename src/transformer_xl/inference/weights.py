@@ -5,15 +5,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from transformer_xl import native
+from transformer_xl.model import products
 
 WeightKind = Literal["exact", "int8"]
 
 
 class Linear:
-    """Called as torch's F.linear. Bytes are made of a matrix when it is first used: each row has its own scale, its largest weight becomes 127."""
+    """Called as F.linear. Bytes are made of a matrix when it is first used: each row has its own scale, its largest weight becomes 127."""
 
     def __init__(self, kind: WeightKind, *, compiled: bool) -> None:
         self.kind = kind
@@ -34,7 +34,7 @@ class Linear:
             rows_PI = x.reshape(-1, x.shape[-1]).contiguous()
             out_PO = native.linear(rows_PI, self._contiguous(kept_OI), scale_O, bias_O)
             return out_PO.view(*x.shape[:-1], -1)
-        return F.linear(x, kept_OI if scale_O is None else kept_OI * scale_O[:, None], bias_O)
+        return products.linear(x, kept_OI if scale_O is None else kept_OI * scale_O[:, None], bias_O)
 
     def _contiguous(self, kept_OI: Tensor) -> Tensor:
         """A transposed view as a matrix of its own: it is small, and the kernels read rows."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.dropout import Dropout, dropout_at
+from transformer_xl.model.products import Linear
 
 Attend = Callable[["Layer", Tensor, Tensor | None, Tensor], Tensor]
 """Of a layer, its queries [B, T, H*K], and keys and values [B, *, 2*H*K] of memory (None: none was handed in) and of the segment: what each query
@@ -27,12 +28,12 @@ class Layer(nn.Module):
         super().__init__()
         self.config, self.number = config, number
         D, HK = config.d_model, config.n_head * config.d_head
-        self.query = nn.Linear(D, HK, bias=False)
-        self.key_value = nn.Linear(D, 2 * HK, bias=False)
-        self.attention_output = nn.Linear(HK, D, bias=False)
+        self.query = Linear(D, HK, bias=False)
+        self.key_value = Linear(D, 2 * HK, bias=False)
+        self.attention_output = Linear(HK, D, bias=False)
         self.attention_norm = nn.LayerNorm(D, eps=config.norm_eps)
-        self.inner = nn.Linear(D, config.d_inner)
-        self.outer = nn.Linear(config.d_inner, D)
+        self.inner = Linear(D, config.d_inner)
+        self.outer = Linear(config.d_inner, D)
         self.feed_forward_norm = nn.LayerNorm(D, eps=config.norm_eps)
         self.dropout = nn.ModuleDict(
             {site: dropout_at(config, site) for site in ("attention", "attention_output", "inner", "feed_forward")}

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from transformer_xl.config import RecurrentConfig
 from transformer_xl.errors import InputError, shown
+from transformer_xl.model import products
 from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.memory import check_fits, in_order
 from transformer_xl.model.protocol import Output, check_segment
@@ -80,7 +81,7 @@ class QrnnLayer(nn.Module):
         if before_B1X is not None:
             x_BTX = torch.cat([torch.cat([before_B1X, x_BTX[:, :-1]], dim=1), x_BTX], dim=-1)
         weight = F.dropout(self.gates.weight, self.weight_dropout, self.training)
-        new_BTX, forget_BTX, output_BTX = F.linear(x_BTX, weight, self.gates.bias).chunk(3, dim=-1)
+        new_BTX, forget_BTX, output_BTX = products.linear(x_BTX, weight, self.gates.bias).chunk(3, dim=-1)
         forget_BTX = forget_BTX.sigmoid()
         cell_BTX = linear_scan(forget_BTX, (1 - forget_BTX) * new_BTX.tanh(), state_B1X[:, 0])
         return output_BTX.sigmoid() * cell_BTX, cell_BTX[:, -1:]

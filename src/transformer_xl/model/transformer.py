@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import NOT_A_TARGET, ModelConfig
 from transformer_xl.errors import InputError
+from transformer_xl.model import products
 from transformer_xl.model.attention import Attention, Mask, backend_of, segment_attention
 from transformer_xl.model.dropout import dropout_at
 from transformer_xl.model.encodings import build_encoding
@@ -131,7 +132,9 @@ class TransformerXL(nn.Module):
         attend = segment_attention(by, self.encoding.distances(M + T), mask)
         return self.through_layers(self.enter(tokens_BT, gradient=gradient), attend, memory=memory, inputs=inputs)
 
-    def enter(self, tokens_BT: Tensor, *, linear: Linear = F.linear, gradient: TableGradient | None = None) -> Tensor:
+    def enter(
+        self, tokens_BT: Tensor, *, linear: Linear = products.linear, gradient: TableGradient | None = None
+    ) -> Tensor:
         """Tokens as the first layer is given them."""
         embedded_BTD = self.vocabulary.embed(tokens_BT, linear=linear, gradient=gradient)
         return cast(Tensor, self.embedding_dropout(self.encoding.enter_first(embedded_BTD), 1))

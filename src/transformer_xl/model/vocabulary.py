@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer_xl.config import NOT_A_TARGET, VocabularyConfig
+from transformer_xl.model import products
 from transformer_xl.model.dropout import word_dropout
 from transformer_xl.model.table_gradient import TableGradient, adaptive_loss, embed_rows
 
@@ -85,7 +86,9 @@ class Vocabulary(nn.Module):
         if self.config.vocabulary >= MANY_WORDS:
             self.spare_gradient, self.tables[0].grad = self.tables[0].grad, None
 
-    def embed(self, tokens_BT: Tensor, *, linear: Linear = F.linear, gradient: TableGradient | None = None) -> Tensor:
+    def embed(
+        self, tokens_BT: Tensor, *, linear: Linear = products.linear, gradient: TableGradient | None = None
+    ) -> Tensor:
         """[B, T, D], scaled as the kind of model has it; the output side uses the same tables unscaled."""
         config = self.config
         if gradient is not None:
@@ -135,7 +138,7 @@ class Vocabulary(nn.Module):
         hidden_BTD: Tensor,
         targets_BT: Tensor,
         *,
-        linear: Linear = F.linear,
+        linear: Linear = products.linear,
         gradient: TableGradient | None = None,
     ) -> Tensor:
         """[B, T] in nats, in token order. A tail is computed for its own targets only."""
@@ -165,7 +168,7 @@ class Vocabulary(nn.Module):
         name = str(cluster)
         return [*tables, *([self.output_projections[name]] if name in self.output_projections else [])]
 
-    def log_probabilities(self, hidden: Tensor, *, linear: Linear = F.linear) -> Tensor:
+    def log_probabilities(self, hidden: Tensor, *, linear: Linear = products.linear) -> Tensor:
         """[..., V]: the whole distribution, every tail opened."""
         config = self.config
         head = self._log_softmax(self.head_logits(hidden, linear=linear))
@@ -175,7 +178,7 @@ class Vocabulary(nn.Module):
             parts.append(tail + head[..., config.cluster_edges[1] + cluster - 1, None])
         return torch.cat(parts, dim=-1)
 
-    def head_logits(self, hidden: Tensor, *, linear: Linear = F.linear) -> Tensor:
+    def head_logits(self, hidden: Tensor, *, linear: Linear = products.linear) -> Tensor:
         """[..., cutoff + tails] before the softmax: the head's words, then one for each tail."""
         logits = self.cluster_logits(0, hidden, linear=linear)
         if self.tail_weight_CE is None:
@@ -183,7 +186,7 @@ class Vocabulary(nn.Module):
         tails = linear(self._project_out(0, hidden, linear), self.tail_weight_CE, self.tail_bias_C)
         return torch.cat([logits, tails], dim=-1)
 
-    def cluster_logits(self, cluster: int, hidden: Tensor, *, linear: Linear = F.linear) -> Tensor:
+    def cluster_logits(self, cluster: int, hidden: Tensor, *, linear: Linear = products.linear) -> Tensor:
         """[..., size of the cluster] before the softmax of its own."""
         low, high = self.config.cluster_edges[cluster : cluster + 2]
         tables = self.tables if self.config.tie_embeddings else self.output_tables

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from transformer_xl.model.products import matmul
 from transformer_xl.training.ranks import full, sharded
 
 MOMENTUM = 0.95
@@ -69,6 +70,6 @@ def orthogonal(matrix_RC: Tensor) -> Tensor:
         return orthogonal(matrix_RC.mT).mT
     x_RC: Tensor = matrix_RC / (1.02 * matrix_RC.norm() + 1e-7)
     for a, b, c in POLYNOMIALS:
-        square_RR = x_RC @ x_RC.mT
-        x_RC = torch.addmm(x_RC, torch.addmm(square_RR, square_RR, square_RR, beta=b, alpha=c), x_RC, beta=a)
+        square_RR = matmul(x_RC, x_RC.mT)
+        x_RC = a * x_RC + matmul(b * square_RR + c * matmul(square_RR, square_RR), x_RC)
     return x_RC

@@ -1,0 +1,83 @@
+"""Products by oneDNN are F.linear's, values and gradients, up to the rounding of float32; and nothing else is handed to it."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transformer_xl.model import products
+
+ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor where it is the faster one."""
+    if ONEDNN is None or not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(products, "_onednn", lambda: ONEDNN)
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def with_gradients(by: object, tensors: list[Tensor]) -> list[Tensor]:
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    result = by(*leaves)  # type: ignore[operator]
+    weights = drawn(*result.shape).to(result.dtype)
+    return [result.detach(), *torch.autograd.grad((result * weights).sum(), leaves)]
+
+
+@pytest.mark.parametrize("shape", [(17, 8, 5), (2048, 192, 96), (33, 1, 7), (40, 31, 1)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_values_and_gradients_are_those_of_float64(onednn: None, shape: tuple[int, int, int], biased: bool) -> None:
+    P, columns, rows = shape
+    exact = [drawn(P, columns), drawn(rows, columns), *([drawn(rows)] if biased else [])]
+    found = with_gradients(products.linear, [tensor.float() for tensor in exact])
+    for mine, theirs in zip(found, with_gradients(F.linear, exact), strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=2e-6 * float(theirs.abs().max()) + 1e-7)
+
+
+def test_lanes_and_views_keep_their_shape(onednn: None) -> None:
+    x_BTD, weight = drawn(3, 40, 12, dtype=torch.float32), drawn(12, 9, dtype=torch.float32).t()
+    for x in (x_BTD, x_BTD.transpose(0, 1), x_BTD[:, ::2]):
+        torch.testing.assert_close(products.linear(x, weight), F.linear(x, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_only_what_learns_gets_a_gradient(onednn: None) -> None:
+    x, weight = drawn(32, 8, dtype=torch.float32), drawn(4, 8, dtype=torch.float32).requires_grad_()
+    products.linear(x, weight).sum().backward()
+    assert x.grad is None
+    assert weight.grad is not None
+
+
+def test_matrices_of_any_layout_are_multiplied(onednn: None) -> None:
+    a, b = drawn(40, 24, dtype=torch.float32), drawn(24, 60, dtype=torch.float32)
+    for left, right in ((a, b), (a, b.t().contiguous().t()), (b.t(), a.t())):
+        torch.testing.assert_close(products.matmul(left, right), left @ right, rtol=1e-5, atol=1e-5)
+
+
+def test_other_types_few_rows_and_autocast_stay_with_torch(onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products._Linear, "apply", lambda *_: pytest.fail("oneDNN was asked"))
+    weight = drawn(4, 8)
+    assert products.linear(drawn(64, 8), weight).dtype == torch.float64
+    products.linear(drawn(products.FEW_ROWS, 8, dtype=torch.float32), weight.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert products.linear(drawn(64, 8, dtype=torch.float32), weight.float()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("capability", "about", "asked"),
+    [
+        ("AVX512", "vendor_id\t: AuthenticAMD\n", True),
+        ("AVX512", "vendor_id\t: GenuineIntel\n", False),
+        ("AVX2", "vendor_id\t: AuthenticAMD\n", False),
+        ("AVX512", "nothing known", False),
+    ],
+)
+def test_it_is_asked_by_processor(monkeypatch: pytest.MonkeyPatch, capability: str, about: str, asked: bool) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr("pathlib.Path.read_text", lambda *_: about)
+    assert (products._onednn.__wrapped__() is not None) == (asked and torch.backends.mkldnn.is_available())
