@@ -40,7 +40,7 @@ def epoch_of(ranks):
     while True:
         parts = [rank.next() for rank in ranks]
         segments.append({name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
-        if ranks[0].at_epoch_start:
+        if ranks[0].at_start:
             return segments
 
 
@@ -135,7 +135,7 @@ def test_stopping_anywhere_and_going_on_gives_the_same_stream(any_split, kind, s
     for rank in continued:
         rank.restore(states[0])
     assert continued[0].epoch == uninterrupted[0].epoch
-    assert continued[0].at_epoch_start == uninterrupted[0].at_epoch_start
+    assert continued[0].at_start == uninterrupted[0].at_start
     for _ in range(2):
         assert same(epoch_of(uninterrupted), epoch_of(continued))
 
@@ -154,7 +154,7 @@ def test_the_paper_example(make):
     assert first.targets.tolist() == [[1, 2], [5, 6], [9, 10]]
     assert second.tokens.tolist() == [[2], [6], [10]]
     assert lanes.segments_per_epoch == 2
-    assert lanes.at_epoch_start
+    assert lanes.at_start
     assert lanes.epoch == 1
     for array in (first.tokens, first.targets, first.positions, first.document_starts):
         assert array.flags.c_contiguous
@@ -251,3 +251,84 @@ def test_a_position_where_no_reader_can_stand_is_refused_and_changes_nothing(kin
         lanes.restore({name: value for name, value in state.items() if name != "epoch"})
     lanes.restore({**state, "epoch": 3, "offset": 2})
     assert lanes.epoch == 3
+
+
+STRETCHES = st.fixed_dictionaries(
+    {
+        "lanes": st.sampled_from([1, 2, 4]),
+        "segment": st.integers(1, 6),
+        "context": st.integers(0, 5),
+        "variable": st.booleans(),
+        "seed": st.integers(0, 3),
+        "stretch": st.integers(1, 4),
+    }
+)
+
+
+def spread(lanes, *, epochs):
+    """Runs of segments that continue each other, [lanes, targets] positions each."""
+    runs, last = [], lanes.epoch + epochs
+    while lanes.epoch < last:
+        if lanes.at_start:
+            runs.append([])
+        segment = lanes.next()
+        T = segment.targets.shape[1]
+        assert np.array_equal(segment.tokens[:, -T:], lanes.split.tokens[segment.positions - 1])
+        assert segment.tokens.shape[1] - T <= sum(part.shape[1] for part in runs[-1])  # context is of the same stretch
+        runs[-1].append(segment.positions)
+    return [np.concatenate(parts, axis=1) for parts in runs]
+
+
+@patient
+@given(shape=STRETCHES, length=st.integers(30, 400))
+def test_stretches_are_read_straight_on_and_no_token_twice(make, shape, length):
+    lanes = Lanes(make(range(length)), **shape)
+    runs = spread(lanes, epochs=1)
+    targets = np.concatenate([run.reshape(-1) for run in runs])
+    assert len(np.unique(targets)) == len(targets)
+    for run in runs:
+        assert (np.diff(run, axis=1) == 1).all()
+    span, stretches = shape["stretch"] * shape["segment"], length // (shape["stretch"] * shape["segment"]) - 1
+    if stretches >= shape["lanes"]:
+        assert {run.shape[1] for run in runs} == {span}
+        assert len(targets) == stretches // shape["lanes"] * shape["lanes"] * span
+        assert lanes.segments_per_epoch in (None, len(runs) * shape["stretch"])
+    else:  # too short: each lane once through its own part
+        assert [run.shape for run in runs] == [(shape["lanes"], length // shape["lanes"] - 1)]
+
+
+def test_a_small_share_of_an_epoch_is_spread_over_the_split(make):
+    lanes = Lanes(make(np.arange(10_000) % 250), lanes=4, segment=5, stretch=4, seed=1)
+    begins = np.concatenate([lanes.next().positions[:, 0] for _ in range(40)])
+    assert begins.min() < 1_000
+    assert begins.max() > 9_000
+    epochs = [np.sort(np.concatenate([run[:, 0] for run in spread(lanes, epochs=1)])) for _ in range(2)]
+    assert not np.array_equal(*epochs)  # other borders
+
+
+@patient
+@given(shape=STRETCHES, length=st.integers(30, 400), stop=st.integers(0, 60), world=st.sampled_from([1, 2]))
+def test_stretches_go_on_where_they_stopped_with_any_number_of_ranks(make, shape, length, stop, world):
+    split = make(range(length))
+    if shape["lanes"] % world:
+        return
+    uninterrupted = Lanes(split, **shape)
+    for _ in range(stop):
+        uninterrupted.next()
+    continued = [Lanes(split, rank=rank, world=world, **shape) for rank in range(world)]
+    for rank in continued:
+        rank.restore(json.loads(json.dumps(uninterrupted.state())))
+    for _ in range(20):
+        expected, found = uninterrupted.next(), [rank.next() for rank in continued]
+        for name in vars(expected):
+            assert np.array_equal(getattr(expected, name), np.concatenate([getattr(part, name) for part in found]))
+
+
+def test_a_position_of_other_stretches_is_refused(make):
+    split = make(range(200))
+    saved = Lanes(split, lanes=2, segment=4, stretch=2, seed=1).state()
+    for other in ({}, {"stretch": 3, "seed": 1}, {"stretch": 2, "seed": 2}):
+        with pytest.raises(DataError, match="saved position"):
+            Lanes(split, lanes=2, segment=4, **other).restore(saved)
+    with pytest.raises(DataError, match="offset"):
+        Lanes(split, lanes=2, segment=4, stretch=2, seed=1).restore({**saved, "offset": 12 * 8})

@@ -122,6 +122,12 @@ class RunFolder:
             if step != best:
                 remove_folder(self.checkpoint_at(step))
 
+    def forget_checkpoints(self) -> None:
+        """Removes them all, for a run that begins again."""
+        for step in self.steps():
+            remove_folder(self.checkpoint_at(step))
+        self.inside("checkpoints", "best.json").unlink(missing_ok=True)
+
     def clear_half_written(self) -> None:
         """Removes what a killed trainer was writing: it can be as large as a checkpoint."""
         for folder in (self.path, self.checkpoints):

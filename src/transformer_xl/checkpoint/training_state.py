@@ -28,6 +28,8 @@ class Window:
     seconds: float = 0.0
     steps: int = 0
     norm: float = 0.0
+    frequency_nats: float = 0.0
+    """What the same tokens cost by how often each occurs (`training.stuck`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,7 @@ def _check_counters(found: Counters, *, path: Path) -> None:
         "window.seconds": (window.seconds, 0, MOST),
         "window.steps": (window.steps, min(1, window.tokens), found.step),
         "window.norm": (window.norm, 0, math.inf),
+        "window.frequency_nats": (window.frequency_nats, 0, MOST),
         "ranks": (found.ranks, 1, MOST),
     }
     _check_ranges(rules, path=path)

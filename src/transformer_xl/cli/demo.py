@@ -39,13 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.evaluation.sweep import draw_sweep, sweep_table
     from transformer_xl.files import write_json
     from transformer_xl.library import load
-    from transformer_xl.training import train
+    from transformer_xl.training import train_unstuck
 
     folder = Path(arguments.run)
     store = prepared(folder / "data")
     config = demo_config(folder, store, minutes=arguments.minutes)
     heading(f"Training {config.training.steps} steps, about {arguments.minutes:g} minutes")
-    outcome = train(
+    outcome = train_unstuck(
         config, store=store, folder=folder, command=f"txl demo --run {folder} --minutes {arguments.minutes:g}"
     )
     if outcome.stopped_by is not None:

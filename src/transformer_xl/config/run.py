@@ -17,6 +17,9 @@ class TrainingConfig:
     """Tokens before each segment that are fed again without being scored. Equal to `segment`: the paper's half loss."""
     variable_segments: bool = False
     """Segment lengths drawn around `segment`: 95 % N(T, 5), 5 % N(T/2, 5)."""
+    stretch: int = 0
+    """Segments that a lane reads on before it goes to another place of the text, where memory starts anew; in one epoch no token is read twice. For
+    training that ends before it has read everything. 0: straight on, as in the paper."""
     lanes: int = 16
     """B, parallel streams in one step, over all micro-batches and devices."""
     accumulation: int = 1
@@ -83,6 +86,7 @@ class TrainingConfig:
             self,
             "training",
             "context",
+            "stretch",
             "warm_up",
             "average_from",
             "validate_every",

@@ -3,12 +3,14 @@
 import math
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 from transformer_xl.checkpoint import About, RunFolder, Window, write_checkpoint
 from transformer_xl.config import EvaluationConfig, RunConfig
 from transformer_xl.console import progress, say
+from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Store
 from transformer_xl.decoding import Sampling, generate, start_tokens
 from transformer_xl.errors import TransformerXLError
@@ -23,8 +25,10 @@ from transformer_xl.training.recording import Metrics, peak_memory_mb, write_env
 from transformer_xl.training.resuming import start_or_resume
 from transformer_xl.training.session import Measured, Session
 from transformer_xl.training.step import Update, take_step
+from transformer_xl.training.stuck import TrainingStuck, find_stuck, lowered
 
 CHECKPOINTS_KEPT = 2
+TRIES = 4
 SAMPLE_TOKENS = 200
 
 
@@ -48,8 +52,10 @@ def train(
     device: str = "cpu",
     command: str = "",
     ranks: Ranks = ALONE,
+    stuck: Literal["say", "stop"] = "say",
 ) -> Outcome:
-    """Trains until `config.training.steps`, or until asked to stop; either way everything is saved. All `ranks` call it alike."""
+    """Trains until `config.training.steps`, or until asked to stop; either way everything is saved. All `ranks` call it alike. `stuck`: what to do when
+    nothing is learned."""
     run, training = RunFolder(folder), config.training
     ranks.check(config)
     with only_trainer(run, ranks=ranks), stop_on_signals() as stop:
@@ -57,22 +63,30 @@ def train(
         write_environment(run, command=command, ranks=ranks)
         metrics = Metrics(run, from_step=session.step, ranks=ranks)
         validation: Measured | None = None
+        told = False
         if "valid" not in store.splits:
             say(f"{store.folder} has no valid split: nothing is validated, and the newest checkpoint is the one to use")
         with progress("training", total=training.steps, unit="steps") as advance:
             advance(session.step)
             while not stop.agree(ranks) and session.step < training.steps:
                 started_at = time.perf_counter()
-                if session.lanes.at_epoch_start:
+                if session.lanes.at_start:
                     session.memories = [None] * training.accumulation
-                update = take_step(session, session.lanes.next())
+                segment = session.lanes.next()
+                update = take_step(session, segment)
                 session.step += 1
                 if not update.taken and training.precision != "float16":  # float16 finds its scale by overflowing
                     refuse_or_count(session, update)
                 if update.taken:
                     session.average.update(session.model, step=session.step)
-                record_step(session, update, seconds=time.perf_counter() - started_at)
+                record_step(session, update, segment, seconds=time.perf_counter() - started_at)
                 if session.step % training.log_every == 0 or session.step == training.steps:
+                    found = find_stuck(session.window, training, step=session.step)
+                    if found is not None and found.early and stuck == "stop":
+                        raise TrainingStuck(str(found))
+                    if found is not None and not told:
+                        say(str(found))
+                        told = True
                     write_window(session, update, metrics)
                 advance(1, note=live_note(session, update, unit=store.manifest.unit))
 
@@ -87,6 +101,18 @@ def train(
             draw_curve(run, unit=store.manifest.unit)
             write_card(run, session=session, store=store, command=command)
         return Outcome(step=session.step, validation=validation, stopped_by=stop.signal)
+
+
+def train_unstuck(config: RunConfig, *, folder: Path, **how: Any) -> Outcome:
+    """`train`, begun again with a lower rate where nothing is learned; the last try is left to run."""
+    for _ in range(TRIES - 1):
+        try:
+            return train(config, folder=folder, stuck="stop", **how)
+        except TrainingStuck as error:
+            say(f"{error}; doing so")
+            RunFolder(folder).forget_checkpoints()
+            config = replace(config, training=lowered(config.training))
+    return train(config, folder=folder, **how)
 
 
 def due(session: Session, every: int) -> bool:
@@ -112,7 +138,7 @@ def refuse_or_count(session: Session, update: Update) -> None:
     session.skipped += 1
 
 
-def record_step(session: Session, update: Update, *, seconds: float) -> None:
+def record_step(session: Session, update: Update, segment: Segment, *, seconds: float) -> None:
     session.seconds += seconds
     window = session.window
     window.seconds += seconds
@@ -120,6 +146,7 @@ def record_step(session: Session, update: Update, *, seconds: float) -> None:
         session.tokens += update.tokens
         window.nats, window.tokens = window.nats + update.nats, window.tokens + update.tokens
         window.norm, window.steps = window.norm + update.norm, window.steps + 1
+        window.frequency_nats += session.frequencies.nats(segment.targets)
 
 
 def write_window(session: Session, update: Update, metrics: Metrics) -> None:
@@ -129,6 +156,7 @@ def write_window(session: Session, update: Update, metrics: Metrics) -> None:
             "train",
             step=session.step,
             loss_nats=window.nats / window.tokens,
+            frequency_nats=window.frequency_nats / window.tokens,
             tokens=session.tokens,
             rate=update.rate,
             gradient_norm=window.norm / window.steps,

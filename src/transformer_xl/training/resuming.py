@@ -19,6 +19,7 @@ from transformer_xl.training.session import Session
 MUST_STAY = (
     "segment",
     "context",
+    "stretch",
     "variable_segments",
     "lanes",
     "accumulation",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +17,14 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.feeding.lanes import Lanes
 from transformer_xl.data.feeding.sentences import SentenceLanes
 from transformer_xl.data.store import Store
-from transformer_xl.errors import CheckpointError, TransformerXLError
+from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
 from transformer_xl.evaluation import Figures
 from transformer_xl.model import AnyMemory, AnyModel, build_model, parameter_count
 from transformer_xl.model.memory import check_fits
 from transformer_xl.training.optimisation import Average, build_optimiser
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.saved_state import checked_state, of_rank
+from transformer_xl.training.stuck import Frequencies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class Session:
     scaler: GradScaler
     lanes: Lanes | SentenceLanes
     average: Average
+    frequencies: Frequencies
     data: str
     """Whose text it is trained on: the store's fingerprint."""
     memories: list[AnyMemory | None]
@@ -84,6 +87,7 @@ class Session:
             scaler=GradScaler(device.type, enabled=config.training.precision == "float16"),
             lanes=_lanes(config, store),
             average=Average(config.training),
+            frequencies=Frequencies(store.split("train"), vocabulary=config.model.vocabulary),
             data=store.fingerprint(),
             memories=[None] * config.training.accumulation,
         )
@@ -217,13 +221,13 @@ def _joined(memories: list[AnyMemory]) -> AnyMemory:
 
 
 def _lanes(config: RunConfig, store: Store) -> Lanes | SentenceLanes:
-    training = config.training
-    reader = Lanes if store.manifest.sentence_mark is None else SentenceLanes
-    return reader(
-        store.split("train"),
-        lanes=training.lanes,
-        segment=training.segment,
-        context=training.context,
-        variable=training.variable_segments,
-        seed=training.seed,
-    )
+    training, train = config.training, store.split("train")
+    how: dict[str, Any] = {"lanes": training.lanes, "segment": training.segment, "context": training.context}
+    how |= {"variable": training.variable_segments, "seed": training.seed}
+    if store.manifest.sentence_mark is None:
+        return Lanes(train, stretch=training.stretch, **how)
+    if training.stretch:
+        raise ConfigError(
+            f"training.stretch: {training.stretch}, and {store.folder} is made of sentences, which are shuffled anyway; set it to 0"
+        )
+    return SentenceLanes(train, **how)

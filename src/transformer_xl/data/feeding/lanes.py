@@ -8,6 +8,13 @@
 The first token of a lane is never a target. After its last segment every lane begins again at its start: a new epoch,
 where memory is dropped. A position is the same few numbers for all lanes and ranks, so a run can go on with another
 number of ranks.
+
+Who reads less than an epoch sees only the beginnings of the lanes. With `stretch` the lanes go through places spread over all of the split, so many
+segments at each, where memory is dropped too; every epoch has another order and other borders, and no token is fed twice in one.
+
+    split   . 0 0 1 1 2 2 3 3 4 4 5 5 .        stretches of 2 in the order 4 0 5 2 3 1, B = 2 lanes:
+    lane 0  4 4 | 5 5 | 3 3                    the first token after a stretch is its last target
+    lane 1  0 0 | 2 2 | 1 1
 """
 
 from dataclasses import dataclass
@@ -164,7 +171,8 @@ def check_offset(state: dict[str, Any], *, last: int) -> None:
 class Lanes:
     """`lanes` counts all ranks together; `context` tokens of the lane are fed again in front of each segment.
 
-    For sentences the pair `<S>` -> `<S>` is no target, unless `score_boundaries`.
+    For sentences the pair `<S>` -> `<S>` is no target, unless `score_boundaries`. A split with no stretch of `stretch` segments for each lane is read
+    straight on.
     """
 
     def __init__(
@@ -179,6 +187,7 @@ class Lanes:
         variable: bool = False,
         seed: int = 0,
         score_boundaries: bool = False,
+        stretch: int = 0,
     ) -> None:
         own = own_lanes(lanes=lanes, rank=rank, world=world)
         self.split = split
@@ -192,46 +201,65 @@ class Lanes:
         self.epoch = 0
         self._offset = 0
         self._lengths = SegmentLengths(segment=segment, variable=variable, seed=seed)
-        self._lane_starts: NDArray[np.int64] = np.arange(own.start, own.stop) * self.lane_length
+        self._seed = seed
+        self._own, self._lanes = np.arange(own.start, own.stop), lanes
+        # Without the last stretch: so many fit wherever in the first one an epoch begins.
+        self._stretches = len(split) // (stretch * segment) - 1 if stretch else 0
+        straight = self._stretches < lanes
+        self._span = self.lane_length - 1 if straight else stretch * segment
+        """Targets of a lane from one place to the next."""
+        self._rounds = 1 if straight else self._stretches // lanes
+        self._starts = np.arange(lanes) * self.lane_length if straight else self._draw_starts()
         self._identity = {
             "kind": "lanes",
             "tokens": len(split),
             "lanes": lanes,
             "segment": segment,
             "variable": variable,
+            **({"stretch": stretch, "seed": seed} if stretch else {}),
         }
 
     @property
-    def at_epoch_start(self) -> bool:
-        return self._offset == 0
+    def at_start(self) -> bool:
+        """Whether what comes next does not continue what came before."""
+        return self._offset % self._span == 0
 
     @property
     def segments_per_epoch(self) -> int | None:
         """None when lengths vary: then no two epochs need have as many."""
-        return None if self._lengths.variable else -(-(self.lane_length - 1) // self._lengths.segment)
+        return None if self._lengths.variable else self._rounds * -(-self._span // self._lengths.segment)
 
     def next(self) -> Segment:
-        last = self.lane_length - 1
-        length = min(self._lengths.draw(), last - self._offset)
-        context = min(self.context, self._offset)
+        places, within = divmod(self._offset, self._span)
+        length = min(self._lengths.draw(), self._span - within)
         segment = read_segment(
             self.split,
-            starts=self._lane_starts + self._offset,
+            starts=self._starts[places * self._lanes + self._own] + within,
             length=length,
-            context=context,
+            context=min(self.context, within),
             score_boundaries=self.score_boundaries,
         )
         self._offset += length
-        if self._offset == last:
+        if self._offset == self._rounds * self._span:
             self._offset = 0
             self.epoch += 1
+            if self._stretches >= self._lanes:
+                self._starts = self._draw_starts()
         return segment
+
+    def _draw_starts(self) -> NDArray[np.int64]:
+        """Where this epoch's stretches begin, in the order of reading, by seed and epoch alone."""
+        generator = np.random.Generator(np.random.PCG64([self._seed, self.epoch]))
+        shift = int(generator.integers(self._span))
+        return generator.permutation(self._stretches) * self._span + shift
 
     def state(self) -> dict[str, Any]:
         return {**self._identity, "epoch": self.epoch, "offset": self._offset, "generator": self._lengths.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         state = restored(state, identity=self._identity)
-        check_offset(state, last=self.lane_length - 1)
+        check_offset(state, last=self._rounds * self._span)
         self.epoch, self._offset = state["epoch"], state["offset"]
+        if self._stretches >= self._lanes:
+            self._starts = self._draw_starts()
         self._lengths.restore(state["generator"])

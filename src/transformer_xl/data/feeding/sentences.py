@@ -73,7 +73,7 @@ class SentenceLanes:
         self._take(self._dealt(epoch=0))
 
     @property
-    def at_epoch_start(self) -> bool:
+    def at_start(self) -> bool:
         return self._offset == 0
 
     @property
