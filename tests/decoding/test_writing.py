@@ -24,14 +24,18 @@ samplings = st.builds(
 )
 
 
-def texts(model, prompts, chosen, *, fast, steps=30, leave=None, weights="exact"):
+def texts(model, prompts, chosen, *, fast, steps=30, leave=None, weights="exact", few=1):
     lanes = start_lanes(model, prompts, samplings=chosen, weights=weights)
     lanes.reader.writes = lanes.reader.writes and fast
     found = {author.number: [] for author in lanes.writers}
-    for step in range(steps):
-        for author, picked in zip(list(lanes.writers), lanes.next(), strict=True):
-            found[author.number].append(picked.token)
-        if step == 10 and leave is not None and len(lanes) > 1:
+    step = 0
+    while step < steps:
+        left = 11 - step if leave is not None and step < 11 else steps - step
+        for drawn in lanes.next_few(min(few, left)):
+            for author, picked in zip(lanes.writers, drawn, strict=True):
+                found[author.number].append(picked.token)
+            step += 1
+        if step == 11 and leave is not None and len(lanes) > 1:
             lanes.leave([author for author in lanes.writers if author.number == leave])
     return found
 
@@ -39,6 +43,7 @@ def texts(model, prompts, chosen, *, fast, steps=30, leave=None, weights="exact"
 @given(
     chosen=st.lists(samplings, min_size=1, max_size=14),
     dtype=st.sampled_from([torch.float32, torch.float64]),
+    few=st.sampled_from([1, 2, 7, 100]),
     shape=st.sampled_from(
         [
             {"memory": 7},
@@ -50,10 +55,11 @@ def texts(model, prompts, chosen, *, fast, steps=30, leave=None, weights="exact"
     ),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_same_words_as_the_slow_path(chosen, dtype, shape):
+def test_the_same_words_as_the_slow_path(chosen, dtype, few, shape):
     model = build(**shape).to(dtype)
     prompts = [[1 + lane % 3] * (1 + lane % 4) for lane in range(len(chosen))]
-    assert texts(model, prompts, chosen, fast=True, leave=0) == texts(model, prompts, chosen, fast=False, leave=0)
+    slow = texts(model, prompts, chosen, fast=False, leave=0)
+    assert texts(model, prompts, chosen, fast=True, leave=0, few=few) == slow
 
 
 def test_the_same_words_from_bytes():
@@ -71,6 +77,25 @@ def test_the_kernel_is_really_used(monkeypatch):
     assert len(calls) == 8  # the first is drawn from what the prompt left
     texts(build(memory=7), [[1]], [Sampling(repetition_penalty=1.2)], fast=True, steps=9)
     assert len(calls) == 8
+
+
+def test_several_tokens_of_a_call_are_those_of_as_many_calls(monkeypatch):
+    """Past the end of the buffers too, where memory moves to the front."""
+    model, chosen = build(memory=9), [Sampling(seed=seed, top_k=5) for seed in range(3)]
+    one_by_one = texts(model, [[1]] * 3, chosen, fast=True, steps=1200)
+    calls = []
+    write = Engine.write
+    monkeypatch.setattr(Engine, "write", lambda self, *arguments: (calls.append(1), write(self, *arguments))[1])
+    assert texts(model, [[1]] * 3, chosen, fast=True, steps=1200, few=100) == one_by_one
+    assert len(calls) < 20
+
+
+def test_under_the_rule_of_segments_each_call_is_one(monkeypatch):
+    model = build(memory=9)
+    reader = Engine(model, sight="segment")
+    reader.read(torch.tensor([[1, 2]]))
+    assert reader.most_steps == 1
+    assert Engine(model).most_steps > 100
 
 
 def test_words_that_are_alike_come_in_the_order_of_their_numbers():
@@ -91,5 +116,6 @@ def test_a_model_that_gives_no_numbers_is_refused():
     lanes.next()
     with torch.no_grad():
         model.vocabulary.bias_V[3] = float("nan")
-    with pytest.raises(InputError, match="not finite"):
-        lanes.next()
+    for few in (1, 5):
+        with pytest.raises(InputError, match="not finite"):
+            lanes.next_few(few)

@@ -61,11 +61,15 @@ class Lanes(Generic[W]):
 
     def next(self) -> list[Picked]:
         """The next token of every lane. Reads the one before only now: nobody may want a next."""
+        return self.next_few(1)[0]
+
+    def next_few(self, most: int) -> list[list[Picked]]:
+        """For each step the next token of every lane: at most so many steps, and one where Python is asked. For who wants them all."""
         if self._unread and self._below_python():
-            picked = [Picked(token) for token in self._write()]
+            picked = [[Picked(token) for token in drawn] for drawn in self._write(most)]
         else:
-            picked = self.ask([writer.pick for writer in self.writers])
-        self._unread = [one.token for one in picked]
+            picked = [self.ask([writer.pick for writer in self.writers])]
+        self._unread = [one.token for one in picked[-1]]
         return picked
 
     def ask(self, questions: Sequence[Callable[[Lane], Question[Answer]]]) -> list[Answer]:
@@ -120,10 +124,13 @@ class Lanes(Generic[W]):
         """Whether the kernels can read and draw in one go, the same words for the same seeds."""
         return self._reader().writes and all(w.wants_tokens_only and w.sampler.plain for w in self.writers)
 
-    def _write(self) -> list[int]:
+    def _write(self, most: int) -> list[list[int]]:
         self._forget()
-        if self._choices is None:
-            self._choices = (native.Choice * len(self))(*(writer.sampler.choice() for writer in self.writers))
-        for choice, writer in zip(self._choices, self.writers, strict=True):
-            choice.share = writer.sampler.share()
-        return self._reader().write(self._unread, self._choices)
+        forget = any(writer.forgets_after for writer in self.writers)
+        steps = 1 if most == 1 or forget else min(most, self._reader().most_steps)
+        if self._choices is None or len(self._choices) < steps * len(self):
+            choices = [writer.sampler.choice() for writer in self.writers] * steps
+            self._choices = (native.Choice * len(choices))(*choices)
+        for place in range(steps * len(self)):
+            self._choices[place].share = self.writers[place % len(self)].sampler.share()
+        return self._reader().write(self._unread, self._choices, steps)

@@ -39,8 +39,11 @@ def generate(
     """`tokens` continuations of `prompt`, as they are drawn. The model's own memory length is what it remembers."""
     with evaluating(model):
         lanes = start_lanes(model, [prompt], samplings=[sampling], weights=weights)
-        for _ in range(tokens):
-            yield lanes.next()[0].token
+        left = tokens
+        while left:
+            for (picked,) in lanes.next_few(left):
+                yield picked.token
+                left -= 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +73,14 @@ def write_texts(
     drawn = [0] * len(prompts)
     with evaluating(model):
         lanes = start_lanes(model, prompts, samplings=samplings, weights=weights)
-        for _ in range(tokens):
-            for author, picked in zip(lanes.writers, lanes.next(), strict=True):
-                pieces[author.number].append(streams[author.number].push(picked.token))
-                drawn[author.number] += 1
+        left = tokens
+        while left and lanes:
+            for step in lanes.next_few(1 if stop else left):  # a lane that stops leaves before the next is drawn
+                for author, picked in zip(lanes.writers, step, strict=True):
+                    pieces[author.number].append(streams[author.number].push(picked.token))
+                    drawn[author.number] += 1
+                left -= 1
             lanes.leave([author for author in lanes.writers if streams[author.number].stopped])
-            if not lanes:
-                break
     for stream, texts in zip(streams, pieces, strict=True):
         texts.append(stream.finish())
     return [Written(text="".join(texts), tokens=count) for texts, count in zip(pieces, drawn, strict=True)]

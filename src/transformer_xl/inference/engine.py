@@ -120,19 +120,26 @@ class Engine(Reader):
         return hidden_BTD
 
     @torch.inference_mode()
-    def write(self, tokens: Sequence[int], choices: "ctypes.Array[native.Choice]") -> list[int]:
+    def write(self, tokens: Sequence[int], choices: "ctypes.Array[native.Choice]", steps: int = 1) -> list[list[int]]:
         """Of a plain softmax."""
         self._check_model()
-        self.kept.make_room(1)
-        tokens_B = torch.tensor(tokens)
+        self.kept.make_room(steps)
         layers, lowest_B, seen = self._for_kernels(1)
-        self.last_hidden_BD = layers.write(tokens_B, choices, lowest_B, **seen)
-        self.kept.advance(1)
-        self.read_B = self.read_B + 1
-        drawn: list[int] = tokens_B.tolist()
-        if min(drawn) < 0:
+        drawn_NB, self.last_hidden_BD = layers.write(torch.tensor(tokens), choices, lowest_B, steps=steps, **seen)
+        self.kept.advance(steps)
+        self.read_B = self.read_B + steps
+        if bool((drawn_NB < 0).any()):
             raise InputError(NOT_FINITE)
+        drawn: list[list[int]] = drawn_NB.tolist()
         return drawn
+
+    @property
+    def most_steps(self) -> int:
+        """Where a token sees as far wherever a call begins, and the buffers need not grow."""
+        if not self.writes or self._visible_distance() is None:
+            return 1
+        width = self.kept.keys[0].shape[2]
+        return min(self._for_kernels(1)[0].most_steps, width - self.kept.end or width - self.memory)
 
     def _reset(self, lanes: list[int]) -> None:
         """With nothing, or with the zero vectors that the model's convention attends to."""

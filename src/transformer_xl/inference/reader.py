@@ -108,9 +108,15 @@ class Reader(ABC):
     def _read(self, tokens_BT: Tensor) -> Tensor:
         """One piece, of tokens that were checked."""
 
-    def write(self, tokens: Sequence[int], choices: Any) -> list[int]:
-        """Each lane reads its token, and draws the next one, all below Python: what `read` and then `Distribution` would give, word for word."""
+    def write(self, tokens: Sequence[int], choices: Any, steps: int = 1) -> list[list[int]]:
+        """Each lane reads its token and draws the next one, `steps` times, all below Python: for each step what `read` and then `Distribution` would
+        give, word for word."""
         raise NotImplementedError
+
+    @property
+    def most_steps(self) -> int:
+        """How many it is worth to `write` in one call."""
+        return 1
 
     @torch.inference_mode()
     def reset(self, lanes: Iterable[int]) -> None:

@@ -24,6 +24,8 @@ FEW = 64
 """Up to so many vectors the kernels multiply faster than torch, and a vector's result is the same bits whatever the others are."""
 BYTES_OF_A_THREAD = 1 << 19
 """Of one layer's matrices. Threads of a small model would spend their time waiting for each other, and much of it on a busy machine."""
+BYTES_OF_A_CALL = 1 << 27
+"""Of weights that are read while tokens are written: a few milliseconds."""
 MATRICES = ("query", "key_value", "output", "inner", "outer")
 OF_A_LAYER = (
     *("inner_bias", "outer_bias", "attention_norm", "attention_norm_bias", "feed_norm", "feed_norm_bias"),
@@ -98,6 +100,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         *[c_void_p] * 2,
         POINTER(Words),
         POINTER(Choice),
+        c_void_p,
+        c_int64,
         *[c_void_p] * 3,
     ),
     "attend": (POINTER(Sizes), POINTER(Layer), c_int64, *[c_void_p] * 4),
@@ -247,6 +251,8 @@ class Layers:
         self._words: Words | None = None
         bytes_of_a_layer = sum(given[name][0].nbytes for given in matrices[:1] for name in MATRICES)
         self.threads = max(1, bytes_of_a_layer // BYTES_OF_A_THREAD)
+        self.most_steps = max(1, BYTES_OF_A_CALL // (bytes_of_a_layer * len(matrices)))
+        """Tokens to write in one call: what a call itself costs shows only where a token costs little."""
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         z, P = self.sizes, panel_width(self.dtype)
@@ -294,22 +300,22 @@ class Layers:
         )
 
     def write(
-        self, tokens_B: Tensor, choices: ctypes.Array[Choice], lowest_B: Tensor, *, end: int, limit: int
-    ) -> Tensor:
-        """Each lane reads its token, kept at `end`, and its next one is drawn in its place, -1 where there are no numbers to draw from. The hidden states."""
+        self, tokens_B: Tensor, choices: ctypes.Array[Choice], lowest_B: Tensor, *, steps: int, end: int, limit: int
+    ) -> tuple[Tensor, Tensor]:
+        """Each lane reads its token, kept at `end`, draws the next one, and so on, [steps, B]; -1 where there are no numbers to draw from, and then there are no
+        more. And the hidden states of the last that were read. `choices`: for each step those of all lanes."""
         z = self._at(end, limit)
         assert self._words is not None, "take_words() first"
-        if len(choices) != z.lanes:
-            raise InputError(f"the kernel write was given {len(choices)} choices for {z.lanes} lanes")
+        if not 0 < steps * z.lanes <= len(choices):
+            raise InputError(f"the kernel write was given {len(choices)} choices for {steps} x {z.lanes} tokens")
         hidden_BD = torch.empty(z.lanes, z.model, dtype=self.dtype)
-        places = (
-            _place("tokens", tokens_B, torch.int64, (z.lanes,)),
-            hidden_BD.data_ptr(),
-            _place("lowest positions", lowest_B, torch.int64, (z.lanes,)),
-        )
-        given = (z, self.eps, self.layers, *self._norm, self._words, choices)
-        _call("write", self.dtype, *given, *places, threads=self.threads)
-        return hidden_BD
+        drawn_NB = torch.full((steps, z.lanes), -1)
+        tokens = _place("tokens", tokens_B, torch.int64, (z.lanes,))
+        lowest = _place("lowest positions", lowest_B, torch.int64, (z.lanes,))
+        given = (z, self.eps, self.layers, *self._norm, self._words, choices, tokens, steps)
+        written = (drawn_NB.data_ptr(), hidden_BD.data_ptr(), lowest)
+        _call("write", self.dtype, *given, *written, threads=self.threads)
+        return drawn_NB, hidden_BD
 
     def attend(
         self, number: int, query_BTX: Tensor, key_value_BTX: Tensor, lowest_B: Tensor, *, end: int, limit: int

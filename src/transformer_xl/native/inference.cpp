@@ -393,36 +393,35 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
 // What all threads of a step share.
 template <class T>
 struct Shared {
-  const Sizes& z;
   double eps;
   const i64* lowest;
   std::vector<T> query, mixed, added, inner;
 
   Shared(const Sizes& z, double eps, const i64* lowest)
-      : z(z), eps(eps), lowest(lowest), query(z.lanes * z.heads * z.width), mixed(query.size()), added(z.lanes * z.model),
+      : eps(eps), lowest(lowest), query(z.lanes * z.heads * z.width), mixed(query.size()), added(z.lanes * z.model),
         inner(z.lanes * z.inner) {}
-
-  i64 from(i64 b) const { return std::max(lowest[b], z.end - z.limit); }
 };
 
-// One thread's part of a step. Everything is allocated here: threads wait for each other on the way, and none may fail there.
+// One thread's part of a step, or of several. Everything is allocated here: threads wait for each other on the way, and none may fail there.
 template <class T>
 struct Stepper {
   Shared<T>& s;
-  const Sizes& z;
+  Sizes z;  // its own, whose end moves on from step to step
   const i64 B, D, HK, F, K;
   const i64 group, groups;  // lanes that look back together
   Operands<T> operands;
   std::vector<T> own, prepared, scores, position, biased;  // each thread normalises for itself: cheaper than waiting for one that does it for all
   Operand<T> operand;
 
-  Stepper(Shared<T>& s, const T* hidden, int threads)
-      : s(s), z(s.z), B(z.lanes), D(z.model), HK(z.heads * z.width), F(z.inner), K(z.width),
+  Stepper(Shared<T>& s, const Sizes& sizes, i64 steps, int threads)
+      : s(s), z(sizes), B(z.lanes), D(z.model), HK(z.heads * z.width), F(z.inner), K(z.width),
         group(std::clamp<i64>(B * z.heads / (4 * threads), 1, MR)), groups((B + group - 1) / group),
-        operands(B, std::max({D, HK, F})), own(hidden, hidden + B * D), prepared(D), scores(z.end + 1),
+        operands(B, std::max({D, HK, F})), own(B * D), prepared(D), scores(z.end + steps),
         position(group * z.panels * 2 * Wide<T>::width), biased(group * K) {
     operand.values.reserve(K);
   }
+
+  i64 from(i64 b) const { return std::max(s.lowest[b], z.end - z.limit); }
 
   void take(const T* norm, const T* bias) {
     for (i64 b = 0; b < B; ++b) {
@@ -452,11 +451,11 @@ struct Stepper {
   void look(const Layer<T>& layer, i64 task) {  // one head of all lanes after another: they share its relative keys
     const i64 head = task / groups, first = task % groups * group, last = std::min(first + group, B);
     i64 panels = 0;
-    for (i64 b = first; b < last; ++b) panels = std::max(panels, panels_of<T>(std::min(z.end - s.from(b) + 1, z.distances)));
+    for (i64 b = first; b < last; ++b) panels = std::max(panels, panels_of<T>(std::min(z.end - from(b) + 1, z.distances)));
     if (layer.relative)
       score_distances(layer, z, head, &s.query[first * HK + head * K], last - first, HK, panels, biased, position.data());
     for (i64 b = first; b < last; ++b)
-      look_back(layer, z, b, head, &s.query[b * HK + head * K], s.from(b), &s.mixed[b * HK + head * K], operand, biased, scores,
+      look_back(layer, z, b, head, &s.query[b * HK + head * K], from(b), &s.mixed[b * HK + head * K], operand, biased, scores,
                 position.data() + (b - first + 1) * panels * 2 * Wide<T>::width);
   }
 
@@ -496,12 +495,13 @@ struct Norm {  // null: none
   const T *weight, *bias;
 };
 
-// hidden: [B, D], embeddings in, the last layer's output out, normalised where the model ends in a norm. `lowest`: the first kept position of each lane
-// that is real and seen. `own_work(thread)` makes what a thread needs afterwards, and `after(thread, work)` is done by all of them.
-template <class T, class OwnWork, class After>
-Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, T* hidden, const i64* lowest, int threads,
-                      const OwnWork& own_work, const After& after) {
-  if (!within(z, 1, lowest)) return OUT_OF_BOUNDS;
+// `steps` tokens of each lane through all layers, one after the other, the first kept at z.end. hidden: [B, D], the last layer's output for the last of
+// them, normalised where the model ends in a norm. `lowest`: the first kept position of each lane that is real and seen. Every thread makes what it needs with
+// `own_work()`, fills `stepper.own` with embeddings in `enter(stepper, step)`, and says in `after(stepper, step, work)` whether to go on, all the same.
+template <class T, class OwnWork, class Enter, class After>
+Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, i64 steps, T* hidden, const i64* lowest,
+                      int threads, const OwnWork& own_work, const Enter& enter, const After& after) {
+  if (!within(z, steps, lowest)) return OUT_OF_BOUNDS;
   Memory memory;
   std::optional<Shared<T>> shared;
   memory.guard([&] { shared.emplace(z, eps, lowest); });
@@ -511,17 +511,20 @@ Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const 
     std::optional<Stepper<T>> mine;
     std::optional<decltype(own_work())> work;
     memory.guard([&] {
-      mine.emplace(*shared, hidden, threads);
+      mine.emplace(*shared, z, steps, threads);
       work.emplace(own_work());
     });
 #pragma omp barrier
     if (!memory.ran_out) {  // the same answer for all threads: whoever ran out did so before the barrier
-      for (i64 n = 0; n < z.layers; ++n) mine->through(layers[n]);
-      if (end.weight) mine->normalise_own(end.weight, end.bias);
-#pragma omp barrier
+      for (bool more = true; more; ++mine->z.end) {
+        const i64 step = mine->z.end - z.end;
+        enter(*mine, step);
+        for (i64 n = 0; n < z.layers; ++n) mine->through(layers[n]);
+        if (end.weight) mine->normalise_own(end.weight, end.bias);
+        more = after(*mine, step, *work) && step + 1 < steps;
+      }
 #pragma omp master
       std::copy(mine->own.begin(), mine->own.end(), hidden);
-      after(*mine, *work);
     }
   }
   return memory.answer();
@@ -530,8 +533,10 @@ Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const 
 template <class T>
 Answer step(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, T* hidden, const i64* lowest, int threads) {
   struct Nothing {};
+  auto enter = [&](Stepper<T>& mine, i64) { std::copy(hidden, hidden + z.lanes * z.model, mine.own.begin()); };
   return through_layers<T>(
-      z, eps, layers, end, hidden, lowest, threads, [] { return Nothing{}; }, [](Stepper<T>&, Nothing&) {});
+      z, eps, layers, end, 1, hidden, lowest, threads, [] { return Nothing{}; }, enter,
+      [](Stepper<T>&, i64, Nothing&) { return true; });
 }
 
 // Words of a plain softmax: embeddings [V, D], and what hidden states are multiplied by.
@@ -544,27 +549,31 @@ struct Words {
   double scale;
 };
 
-// Each lane reads its token of `tokens` and draws the next one into the same place; -1 where the model gives no numbers.
+// Each lane reads its token of `tokens`, draws the next one, reads that, and so on: drawn, [steps, B], by choices [steps, B]. A lane for which the model gives
+// no numbers draws -1, and with it all end.
 template <class T>
 Answer write(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, const Words<T>& words, const Choice* choices,
-             i64* tokens, T* hidden, const i64* lowest, int threads) {
+             const i64* tokens, i64 steps, i64* drawn, T* hidden, const i64* lowest, int threads) {
   const i64 B = z.lanes, D = z.model, V = words.count;
   if (!std::all_of(tokens, tokens + B, [&](i64 token) { return 0 <= token && token < V; })) return OUT_OF_BOUNDS;
-  for (i64 b = 0; b < B; ++b)
-    for (i64 i = 0; i < D; ++i) hidden[b * D + i] = words.embedding[tokens[b] * D + i] * T(words.scale);
   Memory memory;
   std::vector<T> logits;
   memory.guard([&] { logits.resize(B * V); });
   if (memory.ran_out) return NO_MEMORY;
-  return through_layers<T>(
-      z, eps, layers, end, hidden, lowest, threads, [&] { return Drawing(V); },
-      [&](Stepper<T>& mine, Drawing& drawing) {
-        mine.take(nullptr, nullptr);
-        mine.times(words.output, V, [&](i64 b, i64 row, T value) { logits[b * V + row] = value + words.bias[row]; });
+  auto enter = [&](Stepper<T>& mine, i64 step) {
+    const i64* read = step ? drawn + (step - 1) * B : tokens;
+    for (i64 b = 0; b < B; ++b)
+      for (i64 i = 0; i < D; ++i) mine.own[b * D + i] = words.embedding[read[b] * D + i] * T(words.scale);
+  };
+  auto draw = [&](Stepper<T>& mine, i64 step, Drawing& drawing) {
+    mine.take(nullptr, nullptr);
+    mine.times(words.output, V, [&](i64 b, i64 row, T value) { logits[b * V + row] = value + words.bias[row]; });
 #pragma omp barrier
 #pragma omp for schedule(dynamic, 1)
-        for (i64 b = 0; b < B; ++b) tokens[b] = drawing.draw(&logits[b * V], choices[b]);
-      });
+    for (i64 b = 0; b < B; ++b) drawn[step * B + b] = drawing.draw(&logits[b * V], choices[step * B + b]);
+    return std::all_of(drawn + step * B, drawn + (step + 1) * B, [](i64 token) { return token >= 0; });
+  };
+  return through_layers<T>(z, eps, layers, end, steps, hidden, lowest, threads, [&] { return Drawing(V); }, enter, draw);
 }
 
 template <class T>
@@ -823,9 +832,9 @@ Answer attend(const Sizes& z, const Layer<T>& layer, i64 length, const T* querie
     return step<T>(*z, eps, layers, Norm<T>{norm, norm_bias}, hidden, lowest, threads);                                      \
   }                                                                                                                          \
   extern "C" int write_##name(const Sizes* z, double eps, const Layer<T>* layers, const T* norm, const T* norm_bias,         \
-                              const Words<T>* words, const Choice* choices, i64* tokens, T* hidden, const i64* lowest,        \
-                              int threads) {                                                                                 \
-    return write<T>(*z, eps, layers, Norm<T>{norm, norm_bias}, *words, choices, tokens, hidden, lowest, threads);            \
+                              const Words<T>* words, const Choice* choices, const i64* tokens, i64 steps, i64* drawn,        \
+                              T* hidden, const i64* lowest, int threads) {                                                   \
+    return write<T>(*z, eps, layers, Norm<T>{norm, norm_bias}, *words, choices, tokens, steps, drawn, hidden, lowest, threads); \
   }                                                                                                                          \
   extern "C" int attend_##name(const Sizes* z, const Layer<T>* layer, i64 length, const T* queries, const T* key_value,      \
                                const i64* lowest, T* out, int threads) {                                                     \
