@@ -56,7 +56,7 @@ def transformer(count: Callable[[int, int, int], int], *, parameters: int) -> di
         return count(layers, width, inner)
 
     width, inner = fitted(of, parameters=parameters, widths=range(HEAD, 1024 + 1, HEAD), ratio=4)
-    return {"layers": layers, "width": width, "heads": width // HEAD, "inner": inner}
+    return {"layers": layers, "width": width, "heads": max(2, width // HEAD), "inner": inner}
 
 
 def gpt2_count(layers: int, width: int, inner: int, *, block: int) -> int:
