@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,23 +63,23 @@ def test_the_rate_ends_at_zero_when_the_time_does():
     assert rate_at(0.5, highest=2.0) > rate_at(0.9, highest=2.0)
 
 
-class SaysWhatItSees:
-    """A model whose loss at a position tells how many tokens the position has seen: 2 ** -seen is the probability of whatever comes."""
-
-    def __init__(self) -> None:
-        self.seen = []
-
-    def __call__(self, tokens_BT):
-        B, T = tokens_BT.shape
-        self.seen.append(tokens_BT)
-        return type("Output", (), {"logits": torch.zeros(B, T, 256)})
+def knows_where_it_stands(tokens_BT):
+    """A model that is sure of nothing in the first half of a window, and of the next byte, which is one more, in the second."""
+    B, T = tokens_BT.shape
+    logits_BTV = torch.zeros(B, T, 256)
+    logits_BTV[:, T // 2 :] = 100.0 * torch.nn.functional.one_hot((tokens_BT[:, T // 2 :] + 1) % 256, 256)
+    return SimpleNamespace(logits=logits_BTV)
 
 
 @pytest.mark.parametrize("block", [8, 9])
 @pytest.mark.parametrize("length", [2, 7, 9, 10, 13, 60, 701])
 def test_windows_score_every_byte_after_the_first_once(block, length):
+    """Only the first half window sees less than half a window, which this model does not know how to go on from."""
     peer = GPT2.__new__(GPT2)
-    peer.block, peer.model = block, SaysWhatItSees()
+    peer.block, peer.model = block, knows_where_it_stands
+    unsure = min(length - 1, block // 2)
+    assert peer.score(torch.arange(length) % 256) == pytest.approx(unsure * math.log(256))
+    peer.model = lambda tokens_BT: SimpleNamespace(logits=torch.zeros(*tokens_BT.shape, 256))
     assert peer.score(torch.arange(length) % 256) == pytest.approx((length - 1) * math.log(256))
 
 
@@ -243,7 +244,6 @@ def test_rows_are_medians_with_the_best_first(corpus):
 # --- the command
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_the_command_on_toys(corpus, tmp_path, capsys):
     words = ["bench", "learning", "--corpus", str(corpus.folder), "--scale", "tiny", "--seeds", "1"]
@@ -274,7 +274,6 @@ def test_the_command_on_toys(corpus, tmp_path, capsys):
     assert (tmp_path / "r.jsonl").read_text() == lines
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(
     not environment.peers_environment().exists(),
@@ -323,6 +322,14 @@ def test_bytes_alone_are_compared(tmp_path, capsys):
     prepare_own_text([text], out=tmp_path / "words", settings=OwnText(tokenizer="word"))
     assert main(["bench", "learning", "--corpus", str(tmp_path / "words"), "--scale", "tiny"]) == 2
     assert "is made of word tokens, and bytes are compared here" in capsys.readouterr().err
+
+
+def test_a_file_takes_part_under_its_name(tmp_path):
+    path = tmp_path / "narrow.toml"
+    path.write_text("[model]\nn_layer = 2\nd_model = 64\nn_head = 2\nd_head = 32\nd_inner = 128\nmemory = 16\n")
+    entrant = entrant_of(str(path), scale="full")
+    assert (entrant.name, entrant.kind, entrant.rates, entrant.feeds) == ("narrow", "ours", (), ())
+    assert entrant.model(2_000_000, {})["model"]["vocabulary"] == 256
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest(corpus, capsys):

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="WHO",
-        help="also huggingface, on the same weights; for versions: the folder of another checkout; for learning: any of lstm,qrnn,gpt2,x-transformers (lstm,qrnn)",
+        help="also huggingface, on the same weights; for versions: the folder of another checkout; for learning: any of lstm,qrnn,gpt2,x-transformers, or none (lstm,qrnn)",
     )
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="every implementation runs once in each (5)")
     parser.add_argument(

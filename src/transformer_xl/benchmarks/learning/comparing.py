@@ -220,7 +220,8 @@ class Runner:
         identity = {"corpus": _sums(self.store), "machine": machine_in_words(), **request}
         found = self.results.find(identity)
         if found is None:
-            self.advance(0, note=f"{self.entrant.name}, {self.corpus}, {request['seconds']:.0f} s")
+            doing = "learns" if request["test_bytes"] else "is chosen for on"
+            self.advance(0, note=f"{self.entrant.name} {doing} {self.corpus}, {request['seconds']:.0f} s")
             files = {split: str(self.store.folder / f"{split}.tokens.bin") for split in ("train", "valid", "test")}
             found = self.learn(self.entrant, {**request, "store": str(self.store.folder), "files": files})
             self.results.add(identity, found)

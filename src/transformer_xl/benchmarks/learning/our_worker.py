@@ -26,7 +26,7 @@ from transformer_xl.training.recording import read_metrics
 
 CALIBRATION_SHARE = 0.04
 """Of the time, spent before it starts on finding out how long a step takes."""
-FIRST_STEPS = 4
+FIRST_STEPS = 6
 LONGEST_WARM_UP = 0.2
 """Of all steps: a preset's warm-up is counted in steps, and made for more of them."""
 
@@ -61,19 +61,22 @@ def learn(request: dict[str, Any]) -> dict[str, Any]:
 def for_seconds(config: RunConfig, *, seconds: float, store: Store, folder: Path) -> RunConfig:
     """With as many steps as take so long. The loop counts steps, so some are timed first, on weights that are thrown away; this is the one place that
     knows, and would go if the loop were ended by the clock."""
-    only_train = tuple(split for split in store.manifest.splits if split.name == "train")
-    without_valid = Store(folder=store.folder, manifest=replace(store.manifest, splits=only_train))
-    steps, spent = FIRST_STEPS, 0.0
-    while spent < CALIBRATION_SHARE * seconds or steps == FIRST_STEPS:
-        steps = 2 * steps
-        run = folder / f"calibration-{steps}"
-        timed = replace(config.training, steps=steps, validate_every=0, save_every=0, log_every=steps // 2)
-        train(replace(config, training=timed), store=without_valid, folder=run)
-        first, last = (line for line in read_metrics(RunFolder(run).metrics) if line["kind"] == "train")
-        spent = last["seconds"] - first["seconds"]
-    count = max(1, round(seconds / (spent / (last["step"] - first["step"]))))
+    roughly = seconds_of_a_step(config, steps=FIRST_STEPS, store=store, folder=folder / "first")
+    steps = max(FIRST_STEPS, 2 * math.ceil(CALIBRATION_SHARE * seconds / roughly))
+    a_step = seconds_of_a_step(config, steps=steps, store=store, folder=folder / "second")
+    count = max(1, round(seconds / a_step))
     warm_up = min(config.training.warm_up, math.ceil(LONGEST_WARM_UP * count))
     return replace(config, training=replace(config.training, steps=count, warm_up=warm_up))
+
+
+def seconds_of_a_step(config: RunConfig, *, steps: int, store: Store, folder: Path) -> float:
+    """In the later half of so many."""
+    only_train = tuple(split for split in store.manifest.splits if split.name == "train")
+    without_valid = Store(folder=store.folder, manifest=replace(store.manifest, splits=only_train))
+    training = replace(config.training, steps=steps, validate_every=0, save_every=0, log_every=steps // 2)
+    train(replace(config, training=training), store=without_valid, folder=folder)
+    lines = [line for line in read_metrics(RunFolder(folder).metrics) if line["kind"] == "train"]
+    return float((lines[-1]["seconds"] - lines[0]["seconds"]) / (lines[-1]["step"] - lines[0]["step"]))
 
 
 def curve_of(run: RunFolder) -> tuple[list[dict[str, float]], dict[str, Any]]:

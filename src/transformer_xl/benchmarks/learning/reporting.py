@@ -11,6 +11,9 @@ from transformer_xl.pictures import panels
 
 COLUMNS = ("corpus", "entrant", "parameters", "rate", "batch", "bytes read", "minutes", "valid", "test (range)", "")
 
+TIME_TOLERANCE = 0.05
+"""Our loop counts steps, and a machine that others use makes their count wrong."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -21,22 +24,21 @@ class Row:
     runs: list[Learned]
     stuck: int
     """How many runs ended near the entropy of single bytes."""
-
-    @property
-    def tests(self) -> list[float]:
-        return [float("inf") if run.test is None else run.test for run in self.runs]
+    asked_minutes: float
 
     @property
     def verdict(self) -> str:
         words = []
         if self.stuck:
             words.append("stuck" if self.stuck == len(self.runs) else f"stuck {self.stuck} of {len(self.runs)}")
+        if any(abs(run.minutes / self.asked_minutes - 1) > TIME_TOLERANCE for run in self.runs):
+            words.append("not the time asked for")
         if any(run.disturbed for run in self.runs):
             words.append("machine busy")
         return ", ".join(words)
 
     def cells(self) -> tuple[str, ...]:
-        first, tests = self.runs[0], self.tests
+        first, tests = self.runs[0], tests_of(self.runs)
         valids = [float("inf") if run.valid is None else run.valid for run in self.runs]
         feed = first.feed
         spread = f" ({min(tests):.3f}-{max(tests):.3f})" if len(tests) > 1 else ""
@@ -54,6 +56,10 @@ class Row:
         )
 
 
+def tests_of(runs: list[Learned]) -> list[float]:
+    return [float("inf") if run.test is None else run.test for run in runs]
+
+
 def rows_of(comparison: Comparison) -> list[Row]:
     """Corpus by corpus, the best first."""
     rows = []
@@ -62,10 +68,11 @@ def rows_of(comparison: Comparison) -> list[Row]:
         some = []
         for entrant in dict.fromkeys(run.entrant for run in here):
             runs = [run for run in here if run.entrant == entrant]
-            row = Row(corpus=corpus, entrant=entrant, runs=runs, stuck=0)
-            stuck = sum(is_stuck(bits, single_bytes=reference.single_bytes) for bits in row.tests)
-            some.append(Row(corpus=corpus, entrant=entrant, runs=runs, stuck=stuck))
-        rows += sorted(some, key=lambda row: median(row.tests))
+            stuck = sum(is_stuck(bits, single_bytes=reference.single_bytes) for bits in tests_of(runs))
+            some.append(
+                Row(corpus=corpus, entrant=entrant, runs=runs, stuck=stuck, asked_minutes=comparison.settings.minutes)
+            )
+        rows += sorted(some, key=lambda row: median(tests_of(row.runs)))
     return rows
 
 
