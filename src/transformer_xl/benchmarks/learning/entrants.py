@@ -54,7 +54,7 @@ def entrant_of(name: str, *, scale: Scale) -> Entrant:
             **_choices(
                 scale,
                 rates=(1e-3, 2e-3, 4e-3),
-                feeds=(_feed(32, 64, 1), _feed(16, 128, 1), _feed(8, 256, 1)),
+                feeds=(_feed(32, 64, 1), _feed(16, 64, 1), _feed(16, 128, 1), _feed(8, 256, 1)),
             ),
         )
     if name == "x-transformers":
@@ -68,6 +68,7 @@ def entrant_of(name: str, *, scale: Scale) -> Entrant:
                 rates=(1e-3, 2e-3, 4e-3),
                 feeds=(
                     carried,
+                    {**carried, "lanes": 16},
                     {**carried, "shift": 0},
                     _feed(16, 128, 8, memory=128, shift=1),
                     # Its own wrapper: four segments with memory between them in one step.
