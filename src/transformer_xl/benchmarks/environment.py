@@ -1,4 +1,7 @@
-"""The last transformers release that has TransfoXL, in a virtual environment of its own: made once in the user's cache, then kept."""
+"""Other people's implementations, in virtual environments of their own: made once in the user's cache, then kept.
+
+One has the last transformers release that has TransfoXL, another those that learn beside us. Both have this interpreter's torch.
+"""
 
 import os
 import shutil
@@ -12,20 +15,39 @@ from transformer_xl.benchmarks.children import BenchmarkError
 from transformer_xl.console import progress, say
 
 TRANSFORMERS = "4.35.2"
+PEERS = {"transformers": "5.22.2", "x-transformers": "2.31.10"}
+"""GPT-2 is in the first."""
 
 
 def huggingface_environment() -> Path:
-    """Where it is or will be; its name says which versions it holds."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return cache / "transformer-xl" / f"transformers-{TRANSFORMERS}-torch-{_torch()}-python-{python}"
+    return _environment({"transformers": TRANSFORMERS})
 
 
 def huggingface_python() -> Path:
+    return _python({"transformers": TRANSFORMERS})
+
+
+def peers_environment() -> Path:
+    return _environment(PEERS)
+
+
+def peers_python() -> Path:
+    return _python(PEERS)
+
+
+def _environment(packages: dict[str, str]) -> Path:
+    """Where it is or will be; its name says which versions it holds."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    held = "-".join(f"{name}-{release}" for name, release in packages.items())
+    return cache / "transformer-xl" / f"{held}-torch-{_torch()}-python-{python}"
+
+
+def _python(packages: dict[str, str]) -> Path:
     """The interpreter there; the environment is made where it is missing."""
-    folder = huggingface_environment()
+    folder = _environment(packages)
     if not folder.exists():
-        _make(folder)
+        _make(folder, packages)
     return folder / "bin" / "python"
 
 
@@ -34,7 +56,7 @@ def _torch() -> str:
     return version("torch").split("+")[0]
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, packages: dict[str, str]) -> None:
     try:
         from fcntl import LOCK_EX, flock
     except ImportError:
@@ -42,8 +64,9 @@ def _make(folder: Path) -> None:
             "`against=`: the other implementation is installed for Linux and macOS only; leave it out"
         ) from None
 
-    packages = [f"torch=={_torch()}", f"numpy=={version('numpy')}", f"transformers=={TRANSFORMERS}"]
-    say(f"installing {', '.join(packages)} into {folder} (once; about 1 GB)")
+    versions = {"torch": _torch(), "numpy": version("numpy"), **packages}
+    wanted = [f"{name}=={release}" for name, release in versions.items()]
+    say(f"installing {', '.join(wanted)} into {folder} (once; about 1 GB)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Made beside its place and moved there when whole: only the interpreter is used, and it finds its packages wherever it lies.
     unfinished = folder.with_name(f".making-{folder.name}")
@@ -53,13 +76,15 @@ def _make(folder: Path) -> None:
             return
         try:
             venv.create(unfinished, with_pip=True, clear=True)
-            _install(unfinished / "bin" / "python", packages)
+            _install(
+                unfinished / "bin" / "python", wanted, named=", ".join(f"{name} {packages[name]}" for name in packages)
+            )
             os.rename(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _install(python: Path, packages: list[str]) -> None:
+def _install(python: Path, packages: list[str], *, named: str) -> None:
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *packages]
     last = ""
     with (
@@ -74,5 +99,5 @@ def _install(python: Path, packages: list[str]) -> None:
             advance(1, note=last[:60])
     if pip.returncode:
         raise BenchmarkError(
-            f"transformers {TRANSFORMERS} could not be installed ({last}); check that pip reaches its index, or leave out `against=`"
+            f"{named} could not be installed ({last}); check that pip reaches its index, or leave out `against=`"
         )

@@ -7,6 +7,7 @@
     txl bench serving                             (txl serve: 16 streams against one, and the wait for a first token)
     txl bench generation --plot flat.png          (time and memory per token as the text grows)
     txl bench versions --against ../before        (this version and the one in another checkout, on the demo's model)
+    txl bench learning --corpus data/novel        (how well models learn a text in equal time; docs/benchmarks.md)
 
 Weights are random: speed does not depend on them. --scale tiny tries everything in seconds; its figures mean nothing."""
 
@@ -15,36 +16,51 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_xl.cli import bench_learning
 from transformer_xl.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformer_xl.benchmarks.measuring import Result, Row
 
+KINDS = ("generation", "evaluation", "sliding", "training", "serving", "versions", "learning")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
-        metavar="generation|evaluation|sliding|training|serving|versions",
-        choices=("generation", "evaluation", "sliding", "training", "serving", "versions"),
+        metavar="|".join(KINDS),
+        choices=KINDS,
     )
     parser.add_argument(
-        "--preset", metavar="P", help="training: a preset's model, segment and lanes in place of the two shapes"
+        "--preset",
+        metavar="P",
+        help="training: a preset's model, segment and lanes in place of the two shapes; learning: who learns (modern-byte), a preset or a .toml or .json file, or several: A,B",
     )
     parser.add_argument(
         "--against",
         metavar="WHO",
-        help="also huggingface, on the same weights; for versions: the folder of another checkout",
+        help="also huggingface, on the same weights; for versions: the folder of another checkout; for learning: any of lstm,qrnn,gpt2,x-transformers, or none (lstm,qrnn)",
     )
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="every implementation runs once in each (5)")
     parser.add_argument(
         "--scale", choices=("full", "tiny"), default="full", help="tiny: toy shapes, to try the command"
     )
-    parser.add_argument("--plot", metavar="FILE", help="only draw time per token and memory as a text grows")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="generation: only draw time per token and memory as a text grows; learning: also draw bits against minutes",
+    )
     parser.add_argument("--tokens", metavar="N", type=int, help="how long that text grows (200000)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="print the result as JSON; learning: or write it to FILE"
+    )
+    bench_learning.configure(parser.add_argument_group("learning"))
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.kind == "learning":
+        return bench_learning.run(arguments)
+    bench_learning.refuse(arguments)
     if arguments.rounds < 1:
         raise ConfigError(f"--rounds: {arguments.rounds} is too few; take at least 1")
     if arguments.tokens is not None and not arguments.plot:
