@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -59,8 +60,11 @@ def stays_in_its_process():
     quick["watched"] = False
 
 
-# Small tensors gain nothing from more threads, and results do not depend on the machine's cores.
+# Small tensors gain nothing from more threads, and results do not depend on the machine's cores. The same for processes that tests start: where two
+# of them each have as many threads as there are cores, these wait for each other by turning in circles, and minutes pass. Tests of several threads
+# ask for them by name, and those wait asleep.
 torch.set_num_threads(1)
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 
 from transformer_xl.cli import COMMANDS, main
 from transformer_xl.errors import MissingPackage
@@ -31,25 +30,21 @@ def test_examples_run_as_a_reader_would_run_them(page, tmp_path, monkeypatch, ca
     (tmp_path / "novel.txt").write_text(
         "It was a bright cold day in April, and the clocks were striking thirteen.\n" * 400
     )
-    torch.set_num_threads(2)
-    try:
-        for language, text in blocks(page):
-            if language == "python":
-                try:
-                    exec(compile(text, page.name, "exec"), {})
-                except MissingPackage as error:
-                    pytest.skip(str(error))
-            for words in commands(text) if language == "bash" else []:
-                if "enwik8.gz" in words:
-                    if not ENWIK8.exists():
-                        print(f"not run, for {ENWIK8.name} is not here: {' '.join(words)}")
-                        continue
-                    if not (tmp_path / "enwik8.gz").exists():
-                        (tmp_path / "enwik8.gz").symlink_to(ENWIK8)
-                assert main(words) == 0, words
-                assert capsys.readouterr().out
-    finally:
-        torch.set_num_threads(1)
+    for language, text in blocks(page):
+        if language == "python":
+            try:
+                exec(compile(text, page.name, "exec"), {})
+            except MissingPackage as error:
+                pytest.skip(str(error))
+        for words in commands(text) if language == "bash" else []:
+            if "enwik8.gz" in words:
+                if not ENWIK8.exists():
+                    print(f"not run, for {ENWIK8.name} is not here: {' '.join(words)}")
+                    continue
+                if not (tmp_path / "enwik8.gz").exists():
+                    (tmp_path / "enwik8.gz").symlink_to(ENWIK8)
+            assert main(words) == 0, words
+            assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
