@@ -1,7 +1,8 @@
-"""README and docs tell the truth: their Python runs, their commands run, one after the other, as a reader would run them."""
+"""README and docs tell the truth: their Python runs, their commands run, one after the other, as a reader would run them; only trainings are shorter."""
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from transformer_xl.errors import MissingPackage
 
 ROOT = Path(__file__).parents[1]
 ENWIK8 = ROOT.parent / "shared" / "data" / "enwik8" / "enwik8.gz"
+STEPS = "6"
+"""At most, where a page says more."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -21,6 +24,13 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("txl ")]
+
+
+def shorter(words: list[str]) -> list[str]:
+    """Whether a command works does not depend on how much was learned."""
+    return [
+        min(word, STEPS, key=int) if before == "--training.steps" else word for before, word in pairwise(["", *words])
+    ]
 
 
 @pytest.mark.timeout(900)  # what a reader does in minutes, on a machine that may be busy
@@ -43,7 +53,7 @@ def test_examples_run_as_a_reader_would_run_them(page, tmp_path, monkeypatch, ca
                     continue
                 if not (tmp_path / "enwik8.gz").exists():
                     (tmp_path / "enwik8.gz").symlink_to(ENWIK8)
-            assert main(words) == 0, words
+            assert main(shorter(words)) == 0, words
             assert capsys.readouterr().out
 
 
