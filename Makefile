@@ -9,6 +9,9 @@ READY = $(VENV)/.installed
 demo: $(READY)
 	$(BIN)/txl demo
 
+# Compiled Python is kept, whatever the environment says: the tests start several hundred processes, and each would compile everything anew.
+quick test test-faults test-soak: export PYTHONDONTWRITEBYTECODE =
+
 # For whoever changes something, in about a minute: all that stays in its process and takes little time.
 quick: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serving -m "not slow and not thorough and not processes"
