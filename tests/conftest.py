@@ -27,7 +27,10 @@ PROCESSES = (
     *("interop/*", "native/test_building.py", "training/test_ranks.py", "training/test_large_presets.py"),
     *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py"),
 )
-THOROUGH = ("studies/*", "huggingface/*", "faults/*", "training/test_footprint.py", "analysis/test_recl_command.py")
+THOROUGH = (
+    *("studies/*", "huggingface/*", "faults/*", "training/test_footprint.py", "analysis/test_recl_command.py"),
+    "data/test_data_corpora.py",
+)
 ALONE = (
     *("serving/test_page*", "serving/test_requests_given_up.py", "serving/test_stays_responsive.py"),
     *("serving/test_threads_and_memory.py", "serving/test_under_load.py"),
