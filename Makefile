@@ -9,14 +9,20 @@ READY = $(VENV)/.installed
 demo: $(READY)
 	$(BIN)/txl demo
 
+# Compiled Python is kept, whatever the environment says: the tests start several hundred processes, and each would compile everything anew.
+quick test test-faults test-soak: export PYTHONDONTWRITEBYTECODE =
+
+# A file's tests stay together, for they share what they made; long files come first, as tests/conftest.py sorts them, so that both cores end together.
+TWO = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 # For whoever changes something, in about a minute: all that stays in its process and takes little time.
 quick: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serving -m "not slow and not thorough and not processes"
+	$(TWO) --ignore tests/serving -m "not slow and not thorough and not processes"
 
-# Everything. Two at a time; those of the server after them, because some compare times.
+# Everything. Two at a time; after them those of the server that compare times, come in great numbers or start a browser.
 test: $(READY) chromium
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/serving
-	$(BIN)/python -m pytest tests/serving
+	$(TWO) -m "not slow and not alone"
+	$(BIN)/python -m pytest tests/serving -m "not slow and alone"
 
 # Kills, damaged and hostile files, in full; prints what each met.
 FAULTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" -s

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -26,8 +27,21 @@ PROCESSES = (
     *("interop/*", "native/test_building.py", "training/test_ranks.py", "training/test_large_presets.py"),
     *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py"),
 )
-THOROUGH = ("studies/*", "huggingface/*", "faults/*", "training/test_footprint.py", "analysis/test_recl_command.py")
+THOROUGH = (
+    *("studies/*", "huggingface/*", "faults/*", "training/test_footprint.py", "analysis/test_recl_command.py"),
+    "data/test_data_corpora.py",
+)
+ALONE = (
+    *("serving/test_page*", "serving/test_requests_given_up.py", "serving/test_stays_responsive.py"),
+    *("serving/test_threads_and_memory.py", "serving/test_under_load.py"),
+)
 """By file below this folder; what is marked where it stands, is marked there."""
+LONGEST_FIRST = (
+    *("test_docs.py", "training/test_ranks.py", "faults/test_mutated_checkpoints.py", "benchmarks/*"),
+    *("faults/test_killed_*", "data/test_data_corpora.py", "interop/test_exports.py", "huggingface/*", "faults/*"),
+    *("studies/*", "training/*", "test_cli.py", "test_package.py", "interop/*", "data/*", "serving/*"),
+)
+"""By processor time. What is long and begins last keeps one core busy while the other has nothing left."""
 STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "pty.spawn"}
 quick = {"watched": False}
 
@@ -42,9 +56,16 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     for item in items:
         where = item.path.relative_to(TESTS)
-        for mark, files in (("processes", PROCESSES), ("thorough", THOROUGH)):
+        for mark, files in (("processes", PROCESSES), ("thorough", THOROUGH), ("alone", ALONE)):
             if any(where.match(pattern) for pattern in files):
                 item.add_marker(mark)
+    order = {path: _place(path) for path in {item.path for item in items}}
+    items.sort(key=lambda item: order[item.path])
+
+
+def _place(path):
+    where = path.relative_to(TESTS)
+    return next((place for place, pattern in enumerate(LONGEST_FIRST) if where.match(pattern)), len(LONGEST_FIRST))
 
 
 def _watch(event, arguments):
@@ -59,8 +80,11 @@ def stays_in_its_process():
     quick["watched"] = False
 
 
-# Small tensors gain nothing from more threads, and results do not depend on the machine's cores.
+# Small tensors gain nothing from more threads, and results do not depend on the machine's cores. The same for processes that tests start: where two
+# of them each have as many threads as there are cores, these wait for each other by turning in circles, and minutes pass. Tests of several threads
+# ask for them by name, and those wait asleep.
 torch.set_num_threads(1)
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The package as others get it: a wheel that works outside the repository."""
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def run(*command, cwd):
-    answer = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    answer = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 

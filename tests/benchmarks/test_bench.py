@@ -1,6 +1,7 @@
 """The benchmark's promises at toy size: rows with their keys, ratios within rounds, turns one at a time, and no race between different answers."""
 
 import json
+import math
 import shutil
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.benchmarks import children, environment, measuring, versions
+from transformer_xl.benchmarks import children, environment, measuring, serving, versions
 from transformer_xl.benchmarks.children import BenchmarkError, Child, Run, take_turns
 from transformer_xl.benchmarks.entrants import entrants_of
 from transformer_xl.benchmarks.training import largest_difference
@@ -29,6 +30,14 @@ KEYS = {
     "share_of_limit",
     "max_difference",
 }
+
+
+@pytest.fixture(autouse=True)
+def beside_other_tests(monkeypatch):
+    """One thread, and a round that others disturbed is not run again: nothing here depends on a few per cent of speed."""
+    monkeypatch.setattr(children, "cores", lambda: 1)
+    for module in (children, serving):
+        monkeypatch.setattr(module, "DISTURBED_SHARE", math.inf)
 
 
 def bench(capsys, *words: str) -> dict:
