@@ -51,6 +51,7 @@ def texts(model, prompts, chosen, *, fast, steps=30, leave=None, weights="exact"
             {"memory": 9, "vocabulary": 700, "tie_embeddings": False},
             {"memory": 5, "encoding": "shaw", "learned_positions": 30, "initial_memory": "zeros"},
             {"memory": 6, "same_length": True},
+            {"memory": 6, "neighbours": 4},
         ]
     ),
 )

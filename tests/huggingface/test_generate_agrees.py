@@ -28,6 +28,8 @@ WITH_MEMORY = {
     "adaptive softmax": {"cutoffs": (4, 8), "div_val": 2, "tie_projections": (False, True, True)},
     "untied": {"tie_embeddings": False},
     "starts with zeros": {"initial_memory": "zeros"},
+    "neighbours": {"neighbours": 3},
+    "neighbours, from zeros": {"neighbours": 8, "initial_memory": "zeros", "norm": "pre"},
     "starts with zeros, pre-norm, same length": {"initial_memory": "zeros", "norm": "pre", "same_length": True},
     "shaw": {"encoding": "shaw"},
     "shaw with biases, from zeros": {"encoding": "shaw_biased", "initial_memory": "zeros"},

@@ -34,6 +34,7 @@ def models(draw):
         same_length=draw(st.booleans()),
         same_length_keys=draw(st.sampled_from(["memory", "memory+1"])),
         share_biases=encoding != "relative" or draw(st.booleans()),
+        neighbours=draw(st.sampled_from([0, 1, 3, 9])),
     )
 
 

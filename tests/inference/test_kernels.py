@@ -40,6 +40,7 @@ def shapes(draw):
         "same_length": draw(st.booleans()),
         "same_length_keys": draw(st.sampled_from(["memory", "memory+1"])),
         "initial_memory": draw(st.sampled_from(["empty", "zeros"])),
+        "neighbours": draw(st.sampled_from([0, 1, 4, 9])),
     }
 
 

@@ -124,6 +124,7 @@ def test_a_vocabulary_that_cannot_go_along_is_said(tmp_path):
         ("norm_eps", {"norm_eps": 1e-12}),
         ("encoding", {"encoding": "shaw"}),
         ("final_norm", {"norm": "pre", "final_norm": True}),
+        ("neighbours", {"neighbours": 2}),
         ("norm", {"encoding": "absolute", "memory": 0, "norm": "pre"}),
         ("projections", {"cutoffs": (4, 8), "div_val": 2}),
         ("auxiliary_targets", {"auxiliary_targets": 1}),
@@ -191,6 +192,7 @@ GRAPHS = {
     },
     "learned distances, untied": {"encoding": "shaw_biased", "tie_embeddings": False},
     "positions in each layer": {"encoding": "per_layer", "memory": 0},
+    "neighbours": {"neighbours": 3, "norm": "pre", "final_norm": True},
 }
 
 

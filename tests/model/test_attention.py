@@ -1,5 +1,6 @@
 """Fast attention against the slow one that spells the paper's terms out: values and every gradient, in float64."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from small_models import build, random_memory, random_tokens
-from transformer_xl.model.attention import Mask, attend, fused_attend, relative_shift
+from transformer_xl.model.attention import (
+    Mask,
+    attend,
+    from_neighbours,
+    fused_attend,
+    relative_shift,
+    segment_attention,
+)
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.reference import attention_terms, reference_attend
 
@@ -185,3 +193,37 @@ def test_same_length_shows_every_query_the_published_count(keys, count):
         memory=4, segment=6, valid_B=None, visible_distance=model.config.visible_distance, device=torch.device("cpu")
     ).cells_BTS
     assert (~mask).sum(-1).tolist() == [[count] * 6]
+
+
+@pytest.mark.parametrize("reach", [None, 0, 1, 5])
+@torch.no_grad()
+def test_neighbours_give_their_values_by_weight(reach):
+    """Spelled out: each token gets its own value and those just before it, channel by channel, as far as it sees."""
+    layer = build(neighbours=3).layers[0]
+    value_BSX = torch.randn(2, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = from_neighbours(layer, value_BSX, segment=5, reach=reach)
+    for lane, position, channel in itertools.product(range(2), range(5), range(6)):
+        expected = sum(
+            float(layer.neighbours_WX[n, channel] * value_BSX[lane, 2 + position - n, channel])
+            for n in range(3)
+            if 2 + position - n >= 0 and (reach is None or n <= reach)
+        )
+        assert float(found[lane, position, channel]) == pytest.approx(expected, abs=1e-12)
+
+
+@torch.no_grad()
+def test_neighbours_are_added_to_what_attention_gathers():
+    """A layer that attends to nothing but zeros still passes its neighbours on."""
+    model = build(neighbours=2, n_layer=1, memory=4)
+    layer = model.layers[0]
+    values = []
+    product = lambda linear, x: values.append(linear(x)) or values[-1]  # noqa: E731
+    model.attend = lambda query, key, value, **_: torch.zeros_like(query)
+    tokens = random_tokens(model, lanes=1, length=3)
+    mask = Mask(memory=0, segment=3, valid_B=None, visible_distance=None, device=torch.device("cpu"))
+    by = segment_attention(model.attend, model.encoding.distances(3), mask)
+    model.through_layers(model.enter(tokens), by, product=product)
+    value_BTX = values[1][..., 6:]
+    expected = value_BTX * layer.neighbours_WX[0]
+    expected[:, 1:] += value_BTX[:, :-1] * layer.neighbours_WX[1]
+    torch.testing.assert_close(values[2], layer.attention_output(expected), rtol=0, atol=1e-12)

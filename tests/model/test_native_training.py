@@ -159,6 +159,10 @@ KINDS = [
     {"encoding": "shaw_biased"},
     {"encoding": "absolute", "memory": 0},
     {"initial_memory": "zeros"},
+    {"neighbours": 3},
+    {"neighbours": 9, "same_length": True},
+    {"neighbours": 4, "norm": "pre", "final_norm": True, "attention_dropout": 0.0},
+    {"neighbours": 2, "encoding": "shaw"},
 ]
 
 

@@ -30,16 +30,18 @@ def losses_in_pieces(model, tokens, cuts, **options):
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=6),
     clamp=st.sampled_from([0, 2]),
     norm=st.sampled_from(["post", "pre"]),
+    neighbours=st.sampled_from([0, 2, 7]),
 )
 @settings(max_examples=60, deadline=None)
 @torch.no_grad()
-def test_any_cutting_equals_one_pass(encoding, lengths, clamp, norm):
+def test_any_cutting_equals_one_pass(encoding, lengths, clamp, norm, neighbours):
     total = sum(lengths)
     model = build(
         encoding=encoding,
         memory=total,
         clamp_len=clamp,
         norm=norm,
+        neighbours=neighbours,
         learned_positions=5 if encoding != "relative" else 0,
     )
     tokens = random_tokens(model, lanes=2, length=total + 1)
@@ -49,12 +51,16 @@ def test_any_cutting_equals_one_pass(encoding, lengths, clamp, norm):
     torch.testing.assert_close(pieces, whole, **CLOSE)
 
 
-@given(lengths=st.lists(st.integers(1, 4), min_size=2, max_size=6), keys=st.sampled_from(["memory", "memory+1"]))
+@given(
+    lengths=st.lists(st.integers(1, 4), min_size=2, max_size=6),
+    keys=st.sampled_from(["memory", "memory+1"]),
+    neighbours=st.sampled_from([0, 2, 7]),
+)
 @settings(max_examples=40, deadline=None)
 @torch.no_grad()
-def test_same_length_makes_short_memory_independent_of_cutting(lengths, keys):
+def test_same_length_makes_short_memory_independent_of_cutting(lengths, keys, neighbours):
     """Where every token sees its last M, the cut does not show even when memory is shorter than the text."""
-    model = build(memory=3, same_length=True, same_length_keys=keys)
+    model = build(memory=3, same_length=True, same_length_keys=keys, neighbours=neighbours)
     tokens = random_tokens(model, lanes=1, length=sum(lengths) + 1)
     one_by_one, _ = losses_in_pieces(model, tokens, range(1, sum(lengths) + 1))
     pieces, _ = losses_in_pieces(model, tokens, [sum(lengths[: i + 1]) for i in range(len(lengths))])
@@ -62,10 +68,12 @@ def test_same_length_makes_short_memory_independent_of_cutting(lengths, keys):
 
 
 @pytest.mark.parametrize("encoding", ["relative", "shaw", "shaw_biased", "absolute", "per_layer"])
+@pytest.mark.parametrize("neighbours", [0, 3])
 @torch.no_grad()
-def test_nothing_depends_on_a_later_token(encoding):
+def test_nothing_depends_on_a_later_token(encoding, neighbours):
     model = build(
         encoding=encoding,
+        neighbours=neighbours,
         memory=0 if encoding in ("absolute", "per_layer") else 6,
         **({"learned_positions": 9} if encoding in ("shaw", "shaw_biased", "per_layer") else {}),
     )
@@ -91,10 +99,12 @@ def earliest_influence(position, *, layers, memory, segment, sliding):
 @pytest.mark.parametrize(
     ("layers", "memory", "segment"), [(1, 3, 3), (2, 4, 4), (3, 3, 3), (2, 5, 2), (2, 2, 4), (3, 1, 2)]
 )
+@pytest.mark.parametrize("neighbours", [0, 4])
 @torch.no_grad()
-def test_reach_is_exactly_the_papers(layers, memory, segment, sliding):
+def test_reach_is_exactly_the_papers(layers, memory, segment, sliding, neighbours):
     """N layers reach N x M behind the segment (M = L: the paper's O(N x L)) and not one token further."""
-    model = build(n_layer=layers, memory=memory, same_length=sliding, same_length_keys="memory+1")
+    sizes = {"n_layer": layers, "memory": memory, "neighbours": neighbours}
+    model = build(**sizes, same_length=sliding, same_length_keys="memory+1")
     length = segment * ((layers * memory) // segment + 3)
     tokens = random_tokens(model, lanes=1, length=length)
 

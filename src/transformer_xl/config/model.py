@@ -53,6 +53,10 @@ class ModelConfig(VocabularyConfig):
     share_biases: bool = True
     """u and v once for all layers, or one pair per layer. shaw_biased always has its own per layer."""
 
+    neighbours: int = 0
+    """Each layer adds the values of the token itself and of those just before it, so many in all, each channel by a learned weight, to what attention
+    gathers: short contexts at once, where attention must first learn to look there. 0: none, as in the paper."""
+
     norm: Literal["post", "pre", "pre_keys"] = "post"
     """LayerNorm after each part, before it, or (the authors' absolute encodings) before the keys and values but not the query."""
     final_norm: bool = False
@@ -124,9 +128,11 @@ class ModelConfig(VocabularyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_most(self, "model", MOST_PARTS, "n_layer", "auxiliary_targets")
+        at_most(self, "model", MOST_PARTS, "n_layer", "auxiliary_targets", "neighbours")
         positive(self, "model", "n_layer", "n_head", "d_head", "d_inner")
-        not_negative(self, "model", "memory", "clamp_len", "learned_positions", "auxiliary_targets", "norm_eps")
+        not_negative(
+            self, "model", "memory", "clamp_len", "learned_positions", "neighbours", "auxiliary_targets", "norm_eps"
+        )
         fraction(self, "model", "dropout", *(f"{site}_dropout" for site in DROPOUT_SITES))
         literal(self, "model", "encoding", "frequencies", "norm", "initial_memory", "same_length_keys")
         for site in self.locked_dropout:

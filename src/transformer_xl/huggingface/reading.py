@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 
 from transformer_xl.huggingface.configuration import reach_of
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.attention import Mask, attend, heads
+from transformer_xl.model.attention import Mask, attend, from_neighbours, heads
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Layer
 
@@ -73,6 +73,12 @@ def read_segment(
         seen: dict[str, Any] = {"distances": distances[layer.number], "mask_BTS": mask_BTS}
         dropout = partial(layer.attention_dropout, time_axis=2)
         mixed_BHTK = (model.attend or attend)(query_BHTK, *known, **seen, dropout=dropout)
-        return mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
+        mixed_BTX = mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
+        if layer.neighbours_WX is None:
+            return mixed_BTX
+        value_BHSK = known[1]
+        if real_BP is not None and not starts_with_zeros:
+            value_BHSK = value_BHSK.masked_fill(~real_BP[:, None, real_BP.shape[1] - before - T :, None], 0.0)
+        return mixed_BTX + from_neighbours(layer, value_BHSK.transpose(1, 2).flatten(2), segment=T, reach=reach)
 
     return model.through_layers(model.enter(tokens_BT), attend_here)

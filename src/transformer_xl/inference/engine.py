@@ -20,7 +20,7 @@ from transformer_xl.inference.cache import Cache, cache_kinds
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.attention import Mask, attend, backend_of, heads
+from transformer_xl.model.attention import Mask, attend, backend_of, from_neighbours, heads
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Layer
 from transformer_xl.model.protocol import NOT_FINITE
@@ -204,6 +204,7 @@ class Engine(Reader):
         valid_B = None if bool((self.valid_B >= M).all()) else self.valid_B
         limit = self._visible_distance()
         mask = Mask(memory=M, segment=T, valid_B=valid_B, visible_distance=limit, device=hidden_BTD.device)
+        unreal_BS = torch.arange(M + T, device=mask.device) < (M - self.valid_B.to(mask.device))[:, None]
 
         def attend_kept(layer: Layer, query_BTX: Tensor, _: Tensor | None, key_value_BTX: Tensor) -> Tensor:
             (query_BHTK,), new = heads(layer, query_BTX), heads(layer, key_value_BTX)
@@ -211,7 +212,12 @@ class Engine(Reader):
             seen: dict[str, Any] = {"distances": self._distances_of(layer.number, M + T), "mask_BTS": mask.cells_BTS}
             by = self.model.attend or attend
             mixed_BHTK = by(query_BHTK, *known, **seen, dropout=lambda probability_BHTS: probability_BHTS)
-            return mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
+            mixed_BTX = mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
+            if layer.neighbours_WX is None:
+                return mixed_BTX
+            real_BHSK = known[1].masked_fill(unreal_BS[:, None, :, None], 0.0)
+            value_BSX = real_BHSK.transpose(1, 2).flatten(2)
+            return mixed_BTX + from_neighbours(layer, value_BSX, segment=T, reach=limit)
 
         return self.model.through_layers(hidden_BTD, attend_kept, product=self._product)
 
@@ -249,6 +255,7 @@ class Engine(Reader):
             for name, norm in (("attention_norm", layer.attention_norm), ("feed_norm", layer.feed_forward_norm)):
                 parts |= {name: norm.weight, f"{name}_bias": norm.bias}
             parts |= {"keys": self.kept.keys[number], "values": self.kept.values[number]}
+            parts["neighbours"] = None if layer.neighbours_WX is None else layer.neighbours_WX.detach()
             others.append(parts | panels.layers[number])
         end = self.model.final_norm
         layers = native.Layers(
@@ -265,6 +272,7 @@ class Engine(Reader):
             model=config.d_model,
             inner=config.d_inner,
             room=self.kept.keys[0].shape[2],
+            neighbours=config.neighbours,
         )
         if self.writes:
             words = self.model.vocabulary

@@ -175,6 +175,18 @@ def segment_attention(by: Backend | Attention, distances: Sequence[Distances], m
     return partial(_by_heads, attend if by == "torch" else by, distances, mask)
 
 
+def from_neighbours(layer: Layer, value_BSX: Tensor, *, segment: int, reach: int | None) -> Tensor:
+    """What the values of each token of the segment and of those just before it give it by themselves, [B, T, H*K]. `value_BSX` ends with the segment and is
+    zero where nothing is real; `reach`: how far a token sees."""
+    weight_WX = layer.neighbours_WX
+    assert weight_WX is not None
+    padded_BSX = F.pad(value_BSX, (0, 0, len(weight_WX) - 1, 0))
+    S = padded_BSX.shape[1]
+    seen = len(weight_WX) if reach is None else min(len(weight_WX), reach + 1)
+    parts = [weight_WX[n] * padded_BSX[:, S - segment - n : S - n] for n in range(seen)]
+    return torch.stack(parts).sum(0)
+
+
 def _by_heads(
     by: Attention | Literal["fused"],
     distances: Sequence[Distances],
@@ -193,7 +205,16 @@ def _by_heads(
         mixed_BHTK = fused_attend(query_BHTK, key_BHSK, value_BHSK, **seen, dropout=rate)
     else:
         mixed_BHTK = by(query_BHTK, key_BHSK, value_BHSK, **seen, dropout=partial(dropout, time_axis=2))
-    return mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
+    mixed_BTX = mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
+    if layer.neighbours_WX is None:
+        return mixed_BTX
+    value_BSX = key_value_BSX[..., query_BTX.shape[-1] :]
+    if mask.valid_B is not None:
+        unreal_BM = (
+            torch.arange(mask.memory, device=mask.device) < (mask.memory - mask.valid_B.to(mask.device))[:, None]
+        )
+        value_BSX = value_BSX.masked_fill(F.pad(unreal_BM, (0, mask.segment))[..., None], 0.0)
+    return mixed_BTX + from_neighbours(layer, value_BSX, segment=mask.segment, reach=mask.visible_distance)
 
 
 def heads(layer: Layer, values_BTX: Tensor) -> Tensor:
@@ -221,6 +242,7 @@ def _natively(
         known.relative_key_HSK.transpose(0, 1),
         known.content_bias_HK,
         known.position_bias_HK,
+        None if layer.neighbours_WX is None else layer.neighbours_WX.view(-1, H, K),
         lowest_B=mask.lowest_B(B),
         visible_distance=mask.visible_distance,
         dropout=dropout.rate if layer.training else 0.0,
@@ -234,6 +256,7 @@ def native_attend(
     relative_key_SHK: Tensor,
     content_bias_HK: Tensor | None,
     position_bias_HK: Tensor | None,
+    neighbours_WHK: Tensor | None = None,
     *,
     lowest_B: Tensor,
     visible_distance: int | None,
@@ -247,6 +270,7 @@ def native_attend(
         relative_key_SHK.contiguous(),
         None if content_bias_HK is None else content_bias_HK.contiguous(),
         None if position_bias_HK is None else position_bias_HK.contiguous(),
+        None if neighbours_WHK is None else neighbours_WHK.contiguous(),
         lowest_B,
         native.UNLIMITED if visible_distance is None else visible_distance,
         dropout,

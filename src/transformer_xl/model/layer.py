@@ -7,6 +7,7 @@ states, kept keys, somebody's cache) and how a matrix is multiplied (`product`).
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
@@ -31,6 +32,7 @@ class Layer(nn.Module):
         self.query = Linear(D, HK, bias=False)
         self.key_value = Linear(D, 2 * HK, bias=False)
         self.attention_output = Linear(HK, D, bias=False)
+        self.neighbours_WX = nn.Parameter(torch.zeros(config.neighbours, HK)) if config.neighbours else None
         self.attention_norm = nn.LayerNorm(D, eps=config.norm_eps)
         self.inner = Linear(D, config.d_inner)
         self.outer = Linear(config.d_inner, D)

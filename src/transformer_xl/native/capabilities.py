@@ -39,6 +39,7 @@ EVERY: dict[str, Allowed] = dict.fromkeys(
             "same_length",
             "same_length_keys",
             "clamp_len",
+            "neighbours",
         ),
         # What becomes of distances before a kernel is told of them.
         *("learned_positions", "frequencies", "share_biases"),

@@ -29,11 +29,13 @@ BYTES_OF_A_CALL = 1 << 27
 MATRICES = ("query", "key_value", "output", "inner", "outer")
 OF_A_LAYER = (
     *("inner_bias", "outer_bias", "attention_norm", "attention_norm_bias", "feed_norm", "feed_norm_bias"),
-    *("keys", "values", "content_bias", "position_bias", "relative", "distance_bias"),
+    *("keys", "values", "content_bias", "position_bias", "relative", "distance_bias", "neighbours"),
 )
-OPTIONAL = {"content_bias", "position_bias", "relative", "distance_bias"}
-"""What an encoding may lack."""
-INPUTS = ("query", "memory_key_value", "key_value", "relative", "content_bias", "position_bias", "lowest")
+OPTIONAL = {"content_bias", "position_bias", "relative", "distance_bias", "neighbours"}
+"""What a layer may lack."""
+INPUTS = (
+    *("query", "memory_key_value", "key_value", "relative", "content_bias", "position_bias", "neighbours", "lowest"),
+)
 """Of attention in training."""
 
 
@@ -51,7 +53,7 @@ class Sizes(ctypes.Structure):
         (name, c_int64)
         for name in (
             *("layers", "lanes", "heads", "width", "model", "inner"),
-            *("room", "end", "limit", "distances", "panels", "pre_norm"),
+            *("room", "end", "limit", "distances", "panels", "pre_norm", "neighbours"),
         )
     )
 
@@ -76,7 +78,10 @@ class Shape(ctypes.Structure):
     """Of attention in training."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("lanes", "queries", "memory", "heads", "width", "limit", "groups")),
+        *(
+            (name, c_int64)
+            for name in ("lanes", "queries", "memory", "heads", "width", "limit", "neighbours", "groups")
+        ),
         ("dropout", c_double),
         ("seed", c_uint64),
     )
@@ -111,7 +116,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "relu_drop_backward": (*[c_void_p] * 3, c_int64, c_double),
     "few_backward": (*[c_void_p] * 5, *[c_int64] * 3),
     "attend_forward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 2),
-    "attend_backward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 9),
+    "attend_backward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 10),
 }
 """What each kernel takes, before the number of threads."""
 DONE, OUT_OF_BOUNDS, NO_MEMORY = range(3)
@@ -231,7 +236,7 @@ class Layers:
         **lengths: int,
     ) -> None:
         """For each layer its MATRICES, with a scale for each row where they are bytes, and all that is OF_A_LAYER. `norm`: weight and bias of the
-        one after the last layer. `lengths`: lanes, heads, width, model, inner and room."""
+        one after the last layer. `lengths`: lanes, heads, width, model, inner, room and neighbours."""
         self.dtype, self.eps, self._alive = dtype, eps, list[object]([matrices, others, norm])
         self.sizes = Sizes(layers=len(matrices), distances=distances, pre_norm=pre_norm, **lengths)
         self.sizes.panels = -(-distances // panel_width(dtype))
@@ -270,6 +275,7 @@ class Layers:
             **dict.fromkeys(("content_bias", "position_bias"), (H, K)),
             "relative": (H, z.panels, K, P),
             "distance_bias": (H, z.panels, P),
+            "neighbours": (z.neighbours, H * K),
         }
 
     def _at(self, end: int, limit: int) -> Sizes:
@@ -397,7 +403,7 @@ class Attention:
 
     def __init__(self, inputs: Mapping[str, Tensor | None], *, limit: int, dropout: float, seed: int) -> None:
         """query [B, T, H, K]; memory_key_value [B, M, 2, H, K] and key_value [B, T, 2, H, K]; relative [M+T, H, K], the last row for distance 0;
-        content_bias and position_bias [H, K] or None; lowest [B], the first key of each lane that is real."""
+        content_bias and position_bias [H, K], neighbours [W, H, K], or None; lowest [B], the first key of each lane that is real."""
         query_BTHK, memory_BM2HK = inputs["query"], inputs["memory_key_value"]
         assert query_BTHK is not None
         assert memory_BM2HK is not None
@@ -405,12 +411,14 @@ class Attention:
         M = _sizes("memory_key_value", memory_BM2HK, 5)[1]
         # Lanes of a head are dealt to as many tasks as keep all threads busy, each with gradients of its own to be added up.
         groups = min(B, max(1, -(-torch.get_num_threads() // H)))
-        lengths = {"lanes": B, "queries": T, "memory": M, "heads": H, "width": K}
+        neighbours = inputs["neighbours"]
+        near = 0 if neighbours is None else len(neighbours)
+        lengths = {"lanes": B, "queries": T, "memory": M, "heads": H, "width": K, "neighbours": near}
         self.shape = Shape(**lengths, limit=limit, groups=groups, dropout=dropout, seed=seed)
         self._given, self._inputs = inputs, Inputs()
-        shapes = ((B, T, H, K), (B, M, 2, H, K), (B, T, 2, H, K), (M + T, H, K), (H, K), (H, K), (B,))
+        shapes = ((B, T, H, K), (B, M, 2, H, K), (B, T, 2, H, K), (M + T, H, K), (H, K), (H, K), (near, H, K), (B,))
         for name, shape in zip(INPUTS, shapes, strict=True):
-            place = _optional if name.endswith("bias") else _place
+            place = _optional if name in OPTIONAL else _place
             dtype = torch.int64 if name == "lowest" else self.dtype
             setattr(self._inputs, name, place(name, inputs[name], dtype, shape))  # type: ignore[arg-type]
 
@@ -424,7 +432,7 @@ class Attention:
         return probability_BHTS, out_BTHK
 
     def backward(self, probability_BHTS: Tensor, out_BTHK: Tensor, gradient_BTHK: Tensor) -> list[Tensor]:
-        """Gradients of queries, both parts of keys and values, relative keys and both biases."""
+        """Gradients of queries, both parts of keys and values, relative keys, both biases and the weights of neighbours."""
         z = self.shape
         B, T, M, H, K, G = z.lanes, z.queries, z.memory, z.heads, z.width, z.groups
         given = (
@@ -433,7 +441,7 @@ class Attention:
             _place("a gradient", gradient_BTHK, self.dtype, (B, T, H, K)),
         )
         own = [out_BTHK.new_empty(shape) for shape in ((B, T, H, K), (B, M, 2, H, K), (B, T, 2, H, K))]
-        grouped = [out_BTHK.new_empty(G, *shape) for shape in ((M + T, H, K), (H, K), (H, K))]
+        grouped = [out_BTHK.new_empty(G, *shape) for shape in ((M + T, H, K), (H, K), (H, K), (z.neighbours, H, K))]
         places = (*given, *(part.data_ptr() for part in (*own, *grouped)))
         _call("attend_backward", self.dtype, z, self._inputs, *places)
         return [*own, *(part.sum(0) for part in grouped)]

@@ -265,10 +265,11 @@ struct Layer {
   const T *inner_bias, *outer_bias, *attention_norm, *attention_norm_bias, *feed_norm, *feed_norm_bias;
   T *keys, *values;
   const T *content_bias, *position_bias, *relative, *distance_bias;  // null where the encoding has none; the last is [H, panel, P], scaled
+  const T* neighbours;  // [neighbours, H*K]: what the values of a token and of those just before it give it by themselves; null: nothing
 };
 
 struct Sizes {
-  i64 layers, lanes, heads, width, model, inner, room, end, limit, distances, panels, pre_norm;
+  i64 layers, lanes, heads, width, model, inner, room, end, limit, distances, panels, pre_norm, neighbours;
 };
 
 template <class T>
@@ -375,6 +376,16 @@ inline void mix_values(const T* values, i64 K, i64 count, const T* scores, T sha
   }
 }
 
+// Adds what the last of `count` values [count, K] of one head give by themselves, the query's own first.
+template <class T>
+inline void add_neighbours(const Layer<T>& layer, const Sizes& z, i64 head, const T* values, i64 count, T* mixed) {
+  const i64 K = z.width;
+  for (i64 n = 0; n < std::min(z.neighbours, count); ++n) {
+    const T *weight = layer.neighbours + (n * z.heads + head) * K, *value = values + (count - 1 - n) * K;
+    for (i64 k = 0; k < K; ++k) mixed[k] += weight[k] * value[k];
+  }
+}
+
 // One query of one head over the kept keys [lowest, here]; `scores` has room for all of them. `position_end`: behind its scores by distance.
 template <class T>
 void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const T* query, i64 lowest, T* mixed,
@@ -388,6 +399,7 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
   if (layer.relative) add_distances(position_end, std::min(count, z.distances), count, scores.data());
   const T total = exponentials(scores.data(), count);
   mix_values(layer.values + first, K, count, scores.data(), T(1) / total, mixed);
+  add_neighbours(layer, z, head, layer.values + first, count, mixed);
 }
 
 // What all threads of a step share.
@@ -796,7 +808,10 @@ struct Head {
   void give(T* out) const {
     for (i64 i = 0; i < length; ++i) {
       const T share = T(1) / s.total[i];
-      for (i64 k = 0; k < K; ++k) out[(lane * length + i) * HK + head * K + k] = s.mixed[i * KP + k] * share;
+      T* to = out + (lane * length + i) * HK + head * K;
+      for (i64 k = 0; k < K; ++k) to[k] = s.mixed[i * KP + k] * share;
+      const i64 at = z.end + i, first = std::max(lowest, at - z.limit);
+      add_neighbours(layer, z, head, values + first * K, at - first + 1, to);
     }
   }
 };
@@ -858,10 +873,10 @@ extern "C" const Field fields_of_inference[] = {
     MATRIX(query), MATRIX(key_value), MATRIX(output), MATRIX(inner), MATRIX(outer),
     POINTER(inner_bias), POINTER(outer_bias), POINTER(attention_norm), POINTER(attention_norm_bias), POINTER(feed_norm),
     POINTER(feed_norm_bias), POINTER(keys), POINTER(values), POINTER(content_bias), POINTER(position_bias), POINTER(relative),
-    POINTER(distance_bias), {"Layer", sizeof(Pointers)},
+    POINTER(distance_bias), POINTER(neighbours), {"Layer", sizeof(Pointers)},
     FIELD(Sizes, layers), FIELD(Sizes, lanes), FIELD(Sizes, heads), FIELD(Sizes, width), FIELD(Sizes, model), FIELD(Sizes, inner),
     FIELD(Sizes, room), FIELD(Sizes, end), FIELD(Sizes, limit), FIELD(Sizes, distances), FIELD(Sizes, panels), FIELD(Sizes, pre_norm),
-    BYTES_OF(Sizes),
+    FIELD(Sizes, neighbours), BYTES_OF(Sizes),
     {"Words.embedding", offsetof(Words<float>, embedding)}, {"Words.output", offsetof(Words<float>, output.data)},
     {"Words.output_scale", offsetof(Words<float>, output.scale)}, {"Words.bias", offsetof(Words<float>, bias)},
     {"Words.count", offsetof(Words<float>, count)}, {"Words.scale", offsetof(Words<float>, scale)}, {"Words", sizeof(Words<float>)},

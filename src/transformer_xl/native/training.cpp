@@ -11,6 +11,7 @@ namespace {
 
 struct Shape {
   i64 lanes, queries, memory, heads, width, limit;  // a query sees itself and `limit` before it, and in each lane nothing before `lowest`
+  i64 neighbours;                                   // of which so many, itself the first, also give it their values, by weights [neighbours, H, K]
   i64 groups;                                       // lanes of a head are dealt to so many tasks, each with gradients of its own to be added up
   double dropout;
   uint64_t seed;
@@ -18,14 +19,15 @@ struct Shape {
 
 template <class T>
 struct Inputs {
-  const T *query, *memory_key_value, *key_value, *relative, *content_bias, *position_bias;
+  const T *query, *memory_key_value, *key_value, *relative, *content_bias, *position_bias, *neighbours;
   const i64* lowest;
 };
 
-// Where the gradients of the inputs go. Groups of lanes have their own of what lanes share: relative [groups, S, H, K], biases [groups, H, K].
+// Where the gradients of the inputs go. Groups of lanes have their own of what lanes share: relative [groups, S, H, K], biases [groups, H, K],
+// neighbours [groups, neighbours, H, K].
 template <class T>
 struct Gradients {
-  T *query, *memory, *key_value, *relative, *content_bias, *position_bias;
+  T *query, *memory, *key_value, *relative, *content_bias, *position_bias, *neighbours;
 };
 
 constexpr i64 ROWS = 48;  // queries of a tile: a multiple of MR
@@ -206,6 +208,21 @@ struct Head {
     return {i0, rows, low, past(i0 + rows - 1), z.queries - 1 - (i0 + rows - 1) + low};
   }
 
+  // Calls use(n, weight, value, place) for each neighbour that query i sees, the nearest first: where its value and its gradient lie.
+  template <class Use>
+  void for_neighbours(const Desk<T>& d, i64 i, const Use& use) const {
+    for (i64 n = 0; n < std::min(z.neighbours, past(i) - first(i)); ++n) {
+      const i64 place = (z.memory + i - n) * padded;
+      use(n, in.neighbours + (n * z.heads + head) * z.width, &d.values[place], place);
+    }
+  }
+
+  void add_neighbours(const Desk<T>& d, i64 i, T* to) const {
+    for_neighbours(d, i, [&](i64, const T* weight, const T* value, i64) {
+      for (i64 k = 0; k < z.width; ++k) to[k] += weight[k] * value[k];
+    });
+  }
+
   void forward(Desk<T>& d, T* probability, T* out) const {
     take_queries(d);
     take_keys(d);
@@ -226,7 +243,8 @@ struct Head {
       }
       product(t.rows, &d.dropped[t.low], stride, &d.values[t.low * padded], d.mixed.data(), padded, t.high - t.low);
       for (i64 r = 0; r < t.rows; ++r) {
-        const T* from = &d.mixed[r * padded];
+        T* from = &d.mixed[r * padded];
+        add_neighbours(d, i0 + r, from);
         std::copy(from, from + z.width, out + query_at(i0 + r));
       }
     }
@@ -288,6 +306,7 @@ struct Head {
     d.content_gradient.resize(ROWS * padded);
     d.position_gradient.resize(ROWS * padded);
     for (i64 i = 0; i < z.queries; ++i) std::copy(gradient + query_at(i), gradient + query_at(i) + z.width, &d.outer[i * padded]);
+    for (i64 i = 0; i < z.queries; ++i) neighbours_gradient(d, i, to);
     for (i64 i0 = 0; i0 < z.queries; i0 += ROWS) {
       const Tile t = tile_at(i0);
       scores_of(t.rows, &d.outer[i0 * padded], padded, d.value_panels, t.low, t.high, d.scores.data(), stride);
@@ -298,12 +317,25 @@ struct Head {
     give_keys(d, to);
   }
 
+  void neighbours_gradient(Desk<T>& d, i64 i, const Gradients<T>& to) const {
+    const T* g = &d.outer[i * padded];
+    for_neighbours(d, i, [&](i64 n, const T* weight, const T* value, i64 place) {
+      T *of_weight = to.neighbours + n * z.heads * z.width, *of_value = &d.value_gradient[place];
+      for (i64 k = 0; k < z.width; ++k) {
+        of_weight[k] += g[k] * value[k];
+        of_value[k] += g[k] * weight[k];
+      }
+    });
+  }
+
   // The gradient of one query's scores, by key and by distance, and what its values were mixed by.
   void score_gradient(Desk<T>& d, const Tile& t, i64 r, const T* probability, const T* out, const T* gradient) const {
     const i64 i = t.i0 + r, a = first(i), e = past(i);
     const T* p = probability_row(const_cast<T*>(probability), i);
-    T through = 0;
-    for (i64 k = 0; k < z.width; ++k) through += gradient[query_at(i) + k] * out[query_at(i) + k];
+    T through = 0;  // what the probabilities gave, without the neighbours
+    d.mixed.assign(padded, T(0));
+    add_neighbours(d, i, d.mixed.data());
+    for (i64 k = 0; k < z.width; ++k) through += gradient[query_at(i) + k] * (out[query_at(i) + k] - d.mixed[k]);
     T *g = &d.scores[r * stride], *used = &d.dropped[r * stride];
     std::fill(used + t.low, used + a, T(0));
     if (z.dropout > 0) {
@@ -360,7 +392,7 @@ struct Head {
 // Every query sees itself at least, and nothing before the memory begins.
 template <class T>
 bool within(const Shape& z, const Inputs<T>& in) {
-  if (z.limit < 0 || z.groups < 1 || z.groups > z.lanes || !(0 <= z.dropout && z.dropout < 1)) return false;
+  if (z.limit < 0 || z.neighbours < 0 || z.groups < 1 || z.groups > z.lanes || !(0 <= z.dropout && z.dropout < 1)) return false;
   return std::all_of(in.lowest, in.lowest + z.lanes, [&](i64 first) { return 0 <= first && first <= z.memory; });
 }
 
@@ -398,6 +430,8 @@ void group_backward(const Shape& z, const Inputs<T>& in, Desk<T>& d, i64 head, i
     *bias += group * HK + head * z.width;
     std::fill(*bias, *bias + z.width, T(0));
   }
+  to.neighbours += group * z.neighbours * HK + head * z.width;
+  for (i64 n = 0; n < z.neighbours; ++n) std::fill_n(to.neighbours + n * HK, z.width, T(0));
   d.relative_gradient.assign(S * padded, T(0));
   for (i64 lane = from; lane < past; ++lane) {
     const Head<T> one(z, in, lane, head);
@@ -502,9 +536,9 @@ void few_backward(const T* g, const T* x, const T* w, T* dw, T* dx, i64 few, i64
   extern "C" int attend_backward_##name(const Shape* z, const Inputs<T>* in, const T* probability, const T* out,                \
                                         const T* gradient, T* query_gradient, T* memory_gradient, T* key_value_gradient,        \
                                         T* relative_gradient, T* content_bias_gradient, T* position_bias_gradient,              \
-                                        int threads) {                                                                          \
-    const Gradients<T> to{query_gradient,    memory_gradient,       key_value_gradient,                                         \
-                          relative_gradient, content_bias_gradient, position_bias_gradient};                                    \
+                                        T* neighbours_gradient, int threads) {                                                  \
+    const Gradients<T> to{query_gradient,        memory_gradient,        key_value_gradient, relative_gradient,                 \
+                          content_bias_gradient, position_bias_gradient, neighbours_gradient};                                  \
     return attend_backward<T>(*z, *in, probability, out, gradient, to, threads);                                                \
   }
 
@@ -515,6 +549,6 @@ static_assert(sizeof(Inputs<double>) == sizeof(Inputs<float>));
 #define POINTER(field) {"Inputs." #field, offsetof(Inputs<float>, field)}
 extern "C" const Field fields_of_training[] = {
     FIELD(Shape, lanes), FIELD(Shape, queries), FIELD(Shape, memory), FIELD(Shape, heads), FIELD(Shape, width), FIELD(Shape, limit),
-    FIELD(Shape, groups), FIELD(Shape, dropout), FIELD(Shape, seed), BYTES_OF(Shape),
+    FIELD(Shape, neighbours), FIELD(Shape, groups), FIELD(Shape, dropout), FIELD(Shape, seed), BYTES_OF(Shape),
     POINTER(query), POINTER(memory_key_value), POINTER(key_value), POINTER(relative), POINTER(content_bias), POINTER(position_bias),
-    POINTER(lowest), {"Inputs", sizeof(Inputs<float>)}, {nullptr, 0}};
+    POINTER(neighbours), POINTER(lowest), {"Inputs", sizeof(Inputs<float>)}, {nullptr, 0}};

@@ -31,7 +31,7 @@ POLYNOMIALS = (
 
 def is_matrix(name: str, weight: Tensor) -> bool:
     """Whether this parameter of a model is a matrix between activations. A table of words is not: its rows stand for themselves."""
-    return weight.dim() == 2 and name.startswith(("layers.", "encoding.relative_key."))
+    return weight.dim() == 2 and name.endswith(".weight") and name.startswith(("layers.", "encoding.relative_key."))
 
 
 class Muon(Optimizer):

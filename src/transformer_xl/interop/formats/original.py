@@ -265,6 +265,7 @@ def _check_expressible(config: ModelConfig) -> None:
         "share_biases": not config.share_biases,
         "norm": config.norm not in ("post", "pre_keys" if absolute else "pre"),
         "final_norm": config.final_norm,
+        "neighbours": config.neighbours > 0,
         "norm_eps": config.norm_eps != EPS,
         "initial_memory": config.memory > 0 and config.initial_memory != "empty",
         "same_length_keys": config.same_length and config.same_length_keys != "memory",
