@@ -27,6 +27,8 @@ POLYNOMIALS = (
     (2.8366, -3.0525, 1.2012),
 )
 """ax + bx^3 + cx^5, one after the other: each takes singular values nearer to 1."""
+WIDE = 2
+"""Times as wide as high, from which on all of them are found from the small side."""
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
@@ -66,10 +68,29 @@ class Muon(Optimizer):
 
 def orthogonal(matrix_RC: Tensor) -> Tensor:
     """The same with all its singular values about 1, by polynomials, which need products alone."""
-    if matrix_RC.shape[0] > matrix_RC.shape[1]:
+    R, C = matrix_RC.shape
+    if R > C:
         return orthogonal(matrix_RC.mT).mT
-    x_RC: Tensor = matrix_RC / (1.02 * matrix_RC.norm() + 1e-7)
+    x_RC: Tensor = (matrix_RC / (1.02 * matrix_RC.norm() + 1e-7)).contiguous()
+    if C >= WIDE * R:
+        return matmul(_turning(matmul(x_RC, x_RC.mT)), x_RC)
     for a, b, c in POLYNOMIALS:
         square_RR = matmul(x_RC, x_RC.mT)
-        x_RC = a * x_RC + matmul(b * square_RR + c * matmul(square_RR, square_RR), x_RC)
+        x_RC = matmul(_polynomial(square_RR, b, c), x_RC).add_(x_RC, alpha=a)
     return x_RC
+
+
+def _turning(square_RR: Tensor) -> Tensor:
+    """What a wide matrix is to be multiplied by, from its product with itself: all polynomials at the cost of the small side."""
+    turning_RR: Tensor | None = None
+    for a, b, c in POLYNOMIALS:
+        step_RR = _polynomial(square_RR, b, c)
+        step_RR.diagonal().add_(a)
+        turning_RR = step_RR if turning_RR is None else matmul(step_RR, turning_RR)
+        square_RR = matmul(matmul(step_RR, square_RR), step_RR)
+    assert turning_RR is not None
+    return turning_RR
+
+
+def _polynomial(square_RR: Tensor, b: float, c: float) -> Tensor:
+    return matmul(square_RR, square_RR).mul_(c).add_(square_RR, alpha=b)
