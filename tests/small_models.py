@@ -39,7 +39,9 @@ def random_memory(
     generator = torch.Generator().manual_seed(seed)
     shape = (lanes, length, model.config.d_model)
     layers = tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(model.config.n_layer))
-    return Memory(layers=layers, valid_B=torch.tensor([length] * lanes if valid is None else valid))
+    recent = torch.randint(-1, model.config.vocabulary, (lanes, model.config.recent), generator=generator)
+    valid_B = torch.tensor([length] * lanes if valid is None else valid)
+    return Memory(layers=layers, valid_B=valid_B, recent_BP=recent if model.config.recent else None)
 
 
 def random_tokens(model: TransformerXL, *, lanes: int, length: int, seed: int = 2) -> torch.Tensor:

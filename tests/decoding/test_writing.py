@@ -52,6 +52,7 @@ def texts(model, prompts, chosen, *, fast, steps=30, leave=None, weights="exact"
             {"memory": 5, "encoding": "shaw", "learned_positions": 30, "initial_memory": "zeros"},
             {"memory": 6, "same_length": True},
             {"memory": 6, "neighbours": 4},
+            {"memory": 9, "ngrams": (2, 3, 5), "ngram_rows": 17, "d_ngram": 4},
         ]
     ),
 )

@@ -29,6 +29,7 @@ WITH_MEMORY = {
     "untied": {"tie_embeddings": False},
     "starts with zeros": {"initial_memory": "zeros"},
     "neighbours": {"neighbours": 3},
+    "runs of tokens": {"ngrams": (2, 4), "ngram_rows": 11, "d_ngram": 5},
     "neighbours, from zeros": {"neighbours": 8, "initial_memory": "zeros", "norm": "pre"},
     "starts with zeros, pre-norm, same length": {"initial_memory": "zeros", "norm": "pre", "same_length": True},
     "shaw": {"encoding": "shaw"},

@@ -35,6 +35,7 @@ def models(draw):
         same_length_keys=draw(st.sampled_from(["memory", "memory+1"])),
         share_biases=encoding != "relative" or draw(st.booleans()),
         neighbours=draw(st.sampled_from([0, 1, 3, 9])),
+        **draw(st.sampled_from([{}, {"ngrams": (2, 4), "ngram_rows": 11, "d_ngram": 5}])),
     )
 
 

@@ -41,6 +41,7 @@ def shapes(draw):
         "same_length_keys": draw(st.sampled_from(["memory", "memory+1"])),
         "initial_memory": draw(st.sampled_from(["empty", "zeros"])),
         "neighbours": draw(st.sampled_from([0, 1, 4, 9])),
+        **draw(st.sampled_from([{}, {"ngrams": (2, 3), "ngram_rows": 11, "d_ngram": 5}])),
     }
 
 

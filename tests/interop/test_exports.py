@@ -125,6 +125,7 @@ def test_a_vocabulary_that_cannot_go_along_is_said(tmp_path):
         ("encoding", {"encoding": "shaw"}),
         ("final_norm", {"norm": "pre", "final_norm": True}),
         ("neighbours", {"neighbours": 2}),
+        ("ngrams", {"ngrams": (2,), "ngram_rows": 7, "d_ngram": 3}),
         ("norm", {"encoding": "absolute", "memory": 0, "norm": "pre"}),
         ("projections", {"cutoffs": (4, 8), "div_val": 2}),
         ("auxiliary_targets", {"auxiliary_targets": 1}),
@@ -193,6 +194,7 @@ GRAPHS = {
     "learned distances, untied": {"encoding": "shaw_biased", "tie_embeddings": False},
     "positions in each layer": {"encoding": "per_layer", "memory": 0},
     "neighbours": {"neighbours": 3, "norm": "pre", "final_norm": True},
+    "runs of tokens": {"ngrams": (2, 3), "ngram_rows": 11, "d_ngram": 5},
 }
 
 
@@ -213,11 +215,15 @@ def test_onnxruntime_gives_what_torch_gives(shape, tmp_path):
         for length in lengths:
             tokens_BT = torch.randint(model.config.vocabulary, (lanes, length))
             given = {f"memory_{n}": layer for n, layer in enumerate(layers)} if remembers else {}
-            log_probabilities, *layers = session.run(None, {"tokens": tokens_BT.numpy(), **given})
+            given |= {} if memory.recent_BP is None else {"recent": memory.recent_BP.numpy()}
+            log_probabilities, *found = session.run(None, {"tokens": tokens_BT.numpy(), **given})
+            layers = found[: model.config.n_layer]
             with torch.no_grad():
                 output = model(tokens_BT, memory=memory)
                 wanted_BTV = model.log_probabilities(output.hidden_BTD)
             memory = output.memory
+            if memory.recent_BP is not None:
+                assert np.array_equal(found[-1], memory.recent_BP.numpy())
             np.testing.assert_allclose(log_probabilities, wanted_BTV.numpy(), rtol=0, atol=1e-5)
             for ours, theirs in zip(memory.layers if remembers else (), layers, strict=True):
                 np.testing.assert_allclose(theirs, ours.numpy(), rtol=0, atol=1e-5)

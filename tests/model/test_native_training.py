@@ -163,6 +163,7 @@ KINDS = [
     {"neighbours": 9, "same_length": True},
     {"neighbours": 4, "norm": "pre", "final_norm": True, "attention_dropout": 0.0},
     {"neighbours": 2, "encoding": "shaw"},
+    {"ngrams": (2, 3), "ngram_rows": 11, "d_ngram": 5},
 ]
 
 

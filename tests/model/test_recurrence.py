@@ -16,6 +16,9 @@ CLOSE = {"rtol": 0, "atol": 1e-10}
 RECURRENT = ["relative", "shaw", "shaw_biased"]
 
 
+RUNS = {"ngrams": (2, 4), "ngram_rows": 11, "d_ngram": 5}
+
+
 def losses_in_pieces(model, tokens, cuts, **options):
     memory, parts, start = options.get("memory"), [], 0
     for stop in cuts:
@@ -31,10 +34,11 @@ def losses_in_pieces(model, tokens, cuts, **options):
     clamp=st.sampled_from([0, 2]),
     norm=st.sampled_from(["post", "pre"]),
     neighbours=st.sampled_from([0, 2, 7]),
+    runs=st.sampled_from([{}, RUNS]),
 )
 @settings(max_examples=60, deadline=None)
 @torch.no_grad()
-def test_any_cutting_equals_one_pass(encoding, lengths, clamp, norm, neighbours):
+def test_any_cutting_equals_one_pass(encoding, lengths, clamp, norm, neighbours, runs):
     total = sum(lengths)
     model = build(
         encoding=encoding,
@@ -42,6 +46,7 @@ def test_any_cutting_equals_one_pass(encoding, lengths, clamp, norm, neighbours)
         clamp_len=clamp,
         norm=norm,
         neighbours=neighbours,
+        **runs,
         learned_positions=5 if encoding != "relative" else 0,
     )
     tokens = random_tokens(model, lanes=2, length=total + 1)
@@ -55,12 +60,13 @@ def test_any_cutting_equals_one_pass(encoding, lengths, clamp, norm, neighbours)
     lengths=st.lists(st.integers(1, 4), min_size=2, max_size=6),
     keys=st.sampled_from(["memory", "memory+1"]),
     neighbours=st.sampled_from([0, 2, 7]),
+    runs=st.sampled_from([{}, RUNS]),
 )
 @settings(max_examples=40, deadline=None)
 @torch.no_grad()
-def test_same_length_makes_short_memory_independent_of_cutting(lengths, keys, neighbours):
+def test_same_length_makes_short_memory_independent_of_cutting(lengths, keys, neighbours, runs):
     """Where every token sees its last M, the cut does not show even when memory is shorter than the text."""
-    model = build(memory=3, same_length=True, same_length_keys=keys, neighbours=neighbours)
+    model = build(memory=3, same_length=True, same_length_keys=keys, neighbours=neighbours, **runs)
     tokens = random_tokens(model, lanes=1, length=sum(lengths) + 1)
     one_by_one, _ = losses_in_pieces(model, tokens, range(1, sum(lengths) + 1))
     pieces, _ = losses_in_pieces(model, tokens, [sum(lengths[: i + 1]) for i in range(len(lengths))])
@@ -69,11 +75,13 @@ def test_same_length_makes_short_memory_independent_of_cutting(lengths, keys, ne
 
 @pytest.mark.parametrize("encoding", ["relative", "shaw", "shaw_biased", "absolute", "per_layer"])
 @pytest.mark.parametrize("neighbours", [0, 3])
+@pytest.mark.parametrize("runs", [False, True])
 @torch.no_grad()
-def test_nothing_depends_on_a_later_token(encoding, neighbours):
+def test_nothing_depends_on_a_later_token(encoding, neighbours, runs):
     model = build(
         encoding=encoding,
         neighbours=neighbours,
+        **(RUNS if runs else {}),
         memory=0 if encoding in ("absolute", "per_layer") else 6,
         **({"learned_positions": 9} if encoding in ("shaw", "shaw_biased", "per_layer") else {}),
     )
@@ -99,11 +107,12 @@ def earliest_influence(position, *, layers, memory, segment, sliding):
 @pytest.mark.parametrize(
     ("layers", "memory", "segment"), [(1, 3, 3), (2, 4, 4), (3, 3, 3), (2, 5, 2), (2, 2, 4), (3, 1, 2)]
 )
-@pytest.mark.parametrize("neighbours", [0, 4])
+@pytest.mark.parametrize(("neighbours", "order"), [(0, 1), (4, 1), (0, 3)])
 @torch.no_grad()
-def test_reach_is_exactly_the_papers(layers, memory, segment, sliding, neighbours):
-    """N layers reach N x M behind the segment (M = L: the paper's O(N x L)) and not one token further."""
+def test_reach_is_exactly_the_papers(layers, memory, segment, sliding, neighbours, order):
+    """N layers reach N x M behind the segment (M = L: the paper's O(N x L)) and not one token further; runs of tokens their length less one more."""
     sizes = {"n_layer": layers, "memory": memory, "neighbours": neighbours}
+    sizes |= {"ngrams": (order,), "ngram_rows": 997, "d_ngram": 5} if order > 1 else {}
     model = build(**sizes, same_length=sliding, same_length_keys="memory+1")
     length = segment * ((layers * memory) // segment + 3)
     tokens = random_tokens(model, lanes=1, length=length)
@@ -129,6 +138,7 @@ def test_reach_is_exactly_the_papers(layers, memory, segment, sliding, neighbour
         moved = (run(changed) - base).abs().amax(-1)[0]
         for position in range(length):
             first = earliest_influence(position, layers=layers, memory=memory, segment=segment, sliding=sliding)
+            first = max(0, first - order + 1)
             assert bool(moved[position] > 0) == (first <= changed_at <= position), (changed_at, position)
 
 

@@ -10,11 +10,12 @@ from typing import ClassVar, Literal
 
 from transformer_xl.config.fields import MOST_PARTS, at_most, fraction, literal, not_negative, positive
 from transformer_xl.config.vocabulary import InWords, VocabularyConfig
-from transformer_xl.errors import ConfigError, suggest
+from transformer_xl.errors import ConfigError, shown, suggest
 
 Encoding = Literal["relative", "shaw", "shaw_biased", "absolute", "per_layer"]
 LEARNED_ENCODINGS = ("shaw", "shaw_biased", "per_layer")
 ENCODINGS_WITHOUT_MEMORY = ("absolute", "per_layer")
+LONGEST_NGRAM = 8
 DROPOUT_SITES = ("embedding", "position", "attention", "attention_output", "inner", "feed_forward", "output")
 
 
@@ -56,6 +57,14 @@ class ModelConfig(VocabularyConfig):
     neighbours: int = 0
     """Each layer adds the values of the token itself and of those just before it, so many in all, each channel by a learned weight, to what attention
     gathers: short contexts at once, where attention must first learn to look there. 0: none, as in the paper."""
+
+    ngrams: tuple[int, ...] = ()
+    """Orders of runs of tokens that are embedded together and added to each token's own embedding, such as 2,3,4; the reach grows by the longest less
+    one. None: as in the paper."""
+    ngram_rows: int = 0
+    """Rows of each order's table, which runs share by a hash."""
+    d_ngram: int = 0
+    """Width of a row."""
 
     norm: Literal["post", "pre", "pre_keys"] = "post"
     """LayerNorm after each part, before it, or (the authors' absolute encodings) before the keys and values but not the query."""
@@ -111,6 +120,11 @@ class ModelConfig(VocabularyConfig):
         )
 
     @property
+    def recent(self) -> int:
+        """Tokens before a segment that its embeddings are made of."""
+        return max(self.ngrams, default=1) - 1
+
+    @property
     def remembers(self) -> bool:
         """Whether a token sees text before its segment."""
         return self.memory > 0
@@ -130,6 +144,7 @@ class ModelConfig(VocabularyConfig):
         super().__post_init__()
         at_most(self, "model", MOST_PARTS, "n_layer", "auxiliary_targets", "neighbours")
         positive(self, "model", "n_layer", "n_head", "d_head", "d_inner")
+        not_negative(self, "model", "ngram_rows", "d_ngram")
         not_negative(
             self, "model", "memory", "clamp_len", "learned_positions", "neighbours", "auxiliary_targets", "norm_eps"
         )
@@ -139,10 +154,23 @@ class ModelConfig(VocabularyConfig):
             if site not in DROPOUT_SITES:
                 raise ConfigError(f"model.locked_dropout: no dropout {site!r}{suggest(site, DROPOUT_SITES)}")
         self._check_encoding()
+        self._check_ngrams()
         if self.auxiliary_targets and self.cutoffs:
             raise ConfigError(
                 f"model.auxiliary_targets: {self.auxiliary_targets} with cutoffs; the extra classifiers exist for a plain softmax, drop one of the two"
             )
+
+    def _check_ngrams(self) -> None:
+        if any(not 2 <= order <= LONGEST_NGRAM for order in self.ngrams) or list(self.ngrams) != sorted({*self.ngrams}):
+            raise ConfigError(
+                f"model.ngrams: {shown(list(self.ngrams))} are no orders; give whole numbers from 2 to {LONGEST_NGRAM}, each once, rising"
+            )
+        for name in ("ngram_rows", "d_ngram"):
+            if (getattr(self, name) > 0) != bool(self.ngrams):
+                raise ConfigError(
+                    f"model.{name}: {getattr(self, name)} with model.ngrams {list(self.ngrams)}; "
+                    + ("make it 1 or more" if self.ngrams else "set it to 0, or model.ngrams to orders such as 2,3,4")
+                )
 
     def _check_encoding(self) -> None:
         if self.memory and self.encoding in ENCODINGS_WITHOUT_MEMORY:

@@ -23,6 +23,7 @@ from transformer_xl.interop.formats.foreign_model import check_shapes
 from transformer_xl.interop.formats.huggingface import SAVED_PREFIX
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.encodings import Distances
+from transformer_xl.model.ngrams import NO_TOKEN
 from transformer_xl.model.protocol import check_tokens
 
 NOT_A_LABEL = -100
@@ -47,6 +48,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         self.transformer = TransformerXL(config.native)
         self._tables: WeakKeyDictionary[Cache, tuple[int, list[Distances]]] = WeakKeyDictionary()
         """Projected relative keys, made once for each cache: while one is in use the weights stand still."""
+        self._read: WeakKeyDictionary[Cache, tuple[Tensor | None, Tensor]] = WeakKeyDictionary()
+        """The last tokens that each cache has read, and its keys as they were then: for models that embed runs of tokens."""
         self.post_init()
         self.generation_config.pad_token_id = config.pad_token_id
 
@@ -63,21 +66,29 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         return_dict: bool | None = None,
+        previous_ids: Tensor | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """`labels` are the input itself: each position is scored on the next one's, -100 on none. In training no logits are made beside the loss."""
+        """`labels` are the input itself: each position is scored on the next one's, -100 on none. In training no logits are made beside the loss.
+        `previous_ids`: the tokens just before these, for models that embed runs of tokens and are given a past that was not made by the call before;
+        `generate` gives them."""
         model, V = self.transformer, self.transformer.config.vocabulary
         check_tokens(input_ids, vocabulary=V + 1)
         if use_cache is None:
             use_cache = self.config.use_cache and labels is None and not self.training
         cache = self._checked_cache(past_key_values, use_cache)
         past = 0 if cache is None else cache.get_seq_length()
+        recent_BP = self._recent(input_ids, previous_ids, cache=cache, past=past)
         hidden_BTD = read_segment(
             model,
             input_ids.clamp(max=V - 1),
             real_BP=_real(input_ids, attention_mask, past=past, padding=V),
             cache=cache,
             distances=self._distances(input_ids.shape[1], cache),
+            recent_BP=recent_BP,
         )
+        if recent_BP is not None and cache is not None:
+            read_BS = torch.cat([recent_BP, input_ids.masked_fill(input_ids == V, NO_TOKEN)], dim=1)
+            self._read[cache] = (cache.layers[0].keys, read_BS[:, -recent_BP.shape[1] :])
         loss = None if labels is None else self._loss(hidden_BTD, labels, num_items_in_batch)
         logits = None
         if loss is None or not self.training:
@@ -95,6 +106,9 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             prepared: dict[str, Any] = super().prepare_inputs_for_generation(
                 input_ids, attention_mask=attention_mask, **kwargs
             )
+            if self.transformer.config.recent:
+                before = input_ids.shape[1] - prepared["input_ids"].shape[1]
+                prepared["previous_ids"] = input_ids[:, max(0, before - self.transformer.config.recent) : before]
             return prepared
         shown = window_of(self.transformer.config)
         mask = None if attention_mask is None else attention_mask[:, -shown:]
@@ -163,6 +177,26 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
                     f"past_key_values: a cache of {type(layer).__name__} moves keys to other places than these distances are counted by; use DynamicCache"
                 )
         return cache
+
+    def _recent(
+        self, input_ids: Tensor, previous_ids: Tensor | None, *, cache: Cache | None, past: int
+    ) -> Tensor | None:
+        """The tokens before these, [B, recent], as runs of tokens are made of: NO_TOKEN for padding and before the first."""
+        config, V = self.transformer.config, self.transformer.config.vocabulary
+        if not config.recent:
+            return None
+        if cache is not None and past and (previous_ids is None or previous_ids.shape[1] < min(config.recent, past)):
+            keys, recent_BP = self._read.get(cache, (None, input_ids))
+            if keys is not None and keys is cache.layers[0].keys:  # nobody has reordered or cut it since
+                return recent_BP
+            raise InputError(
+                f"previous_ids: this model embeds runs of tokens, and needs the {min(config.recent, past)} before a call whose past_key_values somebody else"
+                " has changed; give them"
+            )
+        found_BP = input_ids[:, :0] if previous_ids is None else previous_ids[:, -config.recent :]
+        check_tokens(torch.cat([found_BP, input_ids], dim=1), vocabulary=V + 1, name="previous_ids")
+        found_BP = found_BP.masked_fill(found_BP == V, NO_TOKEN)
+        return F.pad(found_BP, (config.recent - found_BP.shape[1], 0), value=NO_TOKEN)
 
     def _distances(self, tokens: int, cache: Cache | None) -> list[Distances]:
         length = distances_needed(self.transformer, tokens, cache=cache)

@@ -38,8 +38,9 @@ def read_segment(
     real_BP: Tensor | None,
     cache: Cache | None,
     distances: Sequence[Distances],
+    recent_BP: Tensor | None = None,
 ) -> Tensor:
-    """The last layer's output, [B, T, D]; `cache` has read the tokens afterwards.
+    """The last layer's output, [B, T, D]; `cache` has read the tokens afterwards. `recent_BP`: the tokens before them, for models that embed runs of tokens.
 
     `real_BP` is False at padding and covers the past too; its last T are these tokens. None: nothing is padding.
     """
@@ -81,4 +82,6 @@ def read_segment(
             value_BHSK = value_BHSK.masked_fill(~real_BP[:, None, real_BP.shape[1] - before - T :, None], 0.0)
         return mixed_BTX + from_neighbours(layer, value_BHSK.transpose(1, 2).flatten(2), segment=T, reach=reach)
 
-    return model.through_layers(model.enter(tokens_BT), attend_here)
+    return model.through_layers(
+        model.enter(tokens_BT, recent_BP=recent_BP, real_BT=None if real_BP is None else real_BP[:, -T:]), attend_here
+    )

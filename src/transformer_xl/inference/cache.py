@@ -41,6 +41,8 @@ class Cache:
         numbers = 2 * config.n_layer * prod(shape) + table_numbers(config, distances=memory + chunk_of(lanes))
         check_fits(numbers, like=like, what=f"a memory of {shown(memory)} positions for {shown(lanes)} lanes")
         self.memory = self.end = memory
+        self.recent_BP = torch.full((lanes, config.recent), -1, dtype=torch.int64, device=like.device)
+        """The last tokens of each lane, -1 where there are none: for models that embed runs of tokens."""
         self.valid_B = torch.zeros(lanes, dtype=torch.int64)
         """How many kept positions of each lane are real."""
         self.keys = [like.new_zeros(shape) for _ in range(config.n_layer)]
@@ -75,16 +77,20 @@ class Cache:
         begin = self.end - seen
         return self.keys[layer][:, :, begin:end], self.values[layer][:, :, begin:end]
 
-    def advance(self, tokens: int) -> None:
-        """So many were kept in every layer."""
-        self.end += tokens
-        self.valid_B = (self.valid_B + tokens).clamp_(max=self.memory)
+    def advance(self, tokens_BT: Tensor) -> None:
+        """They were kept in every layer."""
+        T = tokens_BT.shape[1]
+        self.end += T
+        self.valid_B = (self.valid_B + T).clamp_(max=self.memory)
+        if self.recent_BP.shape[1]:
+            self.recent_BP = torch.cat([self.recent_BP, tokens_BT.to(self.recent_BP)], dim=1)[:, T:]
 
     # --- lanes come and go
 
     def reset(self, lanes: list[int], *, start: Sequence[Tensor] = ()) -> None:
         """`start`: what each layer remembers at every position before the first token, [2, H, K]; nothing, where it is empty."""
         self.valid_B[lanes] = self.memory if start else 0
+        self.recent_BP[lanes] = -1
         for number, kept_2HK in enumerate(start):
             for buffer, kept_HK in zip((self.keys[number], self.values[number]), kept_2HK, strict=True):
                 buffer[lanes, :, self.end - self.memory : self.end] = kept_HK[:, None]
@@ -93,7 +99,7 @@ class Cache:
         other = copy(self)
         other._spare = []
         other._use([buffer[lanes] for buffer in (*self.keys, *self.values)], lanes=len(lanes))
-        other.valid_B = self.valid_B[lanes]
+        other.valid_B, other.recent_BP = self.valid_B[lanes], self.recent_BP[lanes]
         return other
 
     def grown(self, others: Sequence["Cache"]) -> "Cache":
@@ -112,6 +118,7 @@ class Cache:
                 spare[taken, :, kept] = other._remembered(buffer)
             first = taken.stop
         self.valid_B = torch.cat([self.valid_B, *(other.valid_B for other in others)])
+        self.recent_BP = torch.cat([self.recent_BP, *(other.recent_BP for other in others)])
         self._use(self._spare, lanes=lanes)
         return self
 
@@ -124,7 +131,7 @@ class Cache:
                 kept = slice(self.end - int(self.valid_B[lane]), self.end)
                 for buffer in self._spare:
                     buffer[place, :, kept] = buffer[lane, :, kept]
-        self.valid_B = self.valid_B[order]
+        self.valid_B, self.recent_BP = self.valid_B[order], self.recent_BP[order]
         self._use(self._spare, lanes=len(order))
         return self
 
@@ -136,14 +143,14 @@ class Cache:
             for name, buffers in (("keys", self.keys), ("values", self.values))
             for number, buffer in enumerate(buffers)
         }
-        return {**kept, "valid": self.valid_B}
+        return {**kept, "valid": self.valid_B, **({"recent": self.recent_BP} if self.recent_BP.shape[1] else {})}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """What `tensors` gave, once it is known to be that."""
         for name, buffers in (("keys", self.keys), ("values", self.values)):
             for number, buffer in enumerate(buffers):
                 self._remembered(buffer).copy_(tensors[f"{name}.{number}"])
-        self.valid_B = tensors["valid"]
+        self.valid_B, self.recent_BP = tensors["valid"], tensors.get("recent", self.recent_BP)
 
     # --- inside
 
@@ -160,4 +167,5 @@ def cache_kinds(config: ModelConfig, *, lanes: int, memory: int, dtype: torch.dt
     """What `Cache.tensors` gives."""
     kept = Kind(dtype, (lanes, config.n_head, memory, config.d_head))
     names = [f"{part}.{number}" for part in ("keys", "values") for number in range(config.n_layer)]
-    return {**dict.fromkeys(names, kept), "valid": Kind(torch.int64, (lanes,))}
+    recent = {"recent": Kind(torch.int64, (lanes, config.recent))} if config.recent else {}
+    return {**dict.fromkeys(names, kept), "valid": Kind(torch.int64, (lanes,)), **recent}

@@ -23,7 +23,7 @@ from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import Mask, attend, backend_of, from_neighbours, heads
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Layer
-from transformer_xl.model.protocol import NOT_FINITE
+from transformer_xl.model.protocol import NOT_FINITE, check_tokens
 from transformer_xl.tensor_files import Kind, TensorFile
 
 Sight = Literal["last", "segment"]
@@ -111,12 +111,11 @@ class Engine(Reader):
         return tokens if self.sight == "segment" and not self.model.config.same_length else self.chunk
 
     def _read(self, tokens_BT: Tensor) -> Tensor:
-        T = tokens_BT.shape[1]
         self._check_model()
-        self.kept.make_room(T)
-        hidden_BTD = self.model.enter(tokens_BT, linear=self.linear.exact)
+        self.kept.make_room(tokens_BT.shape[1])
+        hidden_BTD = self.model.enter(tokens_BT, linear=self.linear.exact, recent_BP=self.kept.recent_BP)
         hidden_BTD = self._through_kernels(hidden_BTD) if self.compiled else self._through_torch(hidden_BTD)
-        self.kept.advance(T)
+        self.kept.advance(tokens_BT)
         return hidden_BTD
 
     @torch.inference_mode()
@@ -125,11 +124,12 @@ class Engine(Reader):
         self._check_model()
         self.kept.make_room(steps)
         layers, lowest_B, seen = self._for_kernels(1)
-        drawn_NB, self.last_hidden_BD = layers.write(torch.tensor(tokens), choices, lowest_B, steps=steps, **seen)
-        self.kept.advance(steps)
-        self.read_B = self.read_B + steps
+        tokens_B, recent_BP = torch.tensor(tokens), self.kept.recent_BP
+        drawn_NB, self.last_hidden_BD = layers.write(tokens_B, choices, lowest_B, recent_BP, steps=steps, **seen)
         if bool((drawn_NB < 0).any()):
             raise InputError(NOT_FINITE)
+        self.kept.advance(torch.cat([tokens_B[None], drawn_NB[:-1]]).t())
+        self.read_B = self.read_B + steps
         drawn: list[list[int]] = drawn_NB.tolist()
         return drawn
 
@@ -169,6 +169,11 @@ class Engine(Reader):
                 raise CheckpointError(
                     f"{path}: valid is {valid} in lane {lane}, which no memory of {memory} can be after {read:,} tokens"
                 )
+        if "recent" in tensors:
+            try:
+                check_tokens(tensors["recent"], vocabulary=self.model.config.vocabulary, name="recent", lowest=-1)
+            except InputError as error:
+                raise CheckpointError(f"{path}: {error}") from None
         self.kept.take(tensors)
 
     # --- inside
@@ -278,4 +283,7 @@ class Engine(Reader):
             words = self.model.vocabulary
             output_VD = (words.tables if config.tie_embeddings else words.output_tables)[0]
             layers.take_words(words.tables[0], stored(output_VD), words.bias_V, scale=config.embedding_scale)
+            if self.model.ngrams is not None:
+                found = self.model.ngrams
+                layers.take_ngrams(found.tables_GRE.detach(), found.projection.weight.detach(), orders=config.ngrams)
         return layers

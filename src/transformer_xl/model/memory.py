@@ -35,12 +35,16 @@ class Memory:
     """One [B, M, D] for each layer."""
     valid_B: Tensor
     """How many positions of each lane are real. Lives on the CPU: how full a lane is never depends on a device's work."""
+    recent_BP: Tensor | None = None
+    """The last tokens of each lane, -1 where there are none: for models that embed runs of tokens (`ngrams`), however long their memory. None: for all others."""
     starts_full: bool = False
     """A fresh lane is made of zeros that are attended to, instead of being empty."""
 
     @classmethod
-    def start(cls, *, layers: int, lanes: int, length: int, width: int, like: Tensor, full: bool = False) -> "Memory":
-        """Memory before the first token. `length` 0 grows as tokens come; the full length gives one shape from the start."""
+    def start(
+        cls, *, layers: int, lanes: int, length: int, width: int, like: Tensor, full: bool = False, recent: int = 0
+    ) -> "Memory":
+        """Memory before the first token. `length` 0 grows as tokens come; the full length gives one shape from the start. `recent`: last tokens it keeps."""
         check_fits(
             layers * lanes * length * width,
             like=like,
@@ -49,6 +53,7 @@ class Memory:
         return cls(
             layers=tuple(like.new_zeros(lanes, length, width) for _ in range(layers)),
             valid_B=torch.full((lanes,), length if full else 0, dtype=torch.int64),
+            recent_BP=torch.full((lanes, recent), -1, dtype=torch.int64, device=like.device) if recent else None,
             starts_full=full,
         )
 
@@ -65,8 +70,8 @@ class Memory:
         """Whether some lane has positions that are not real and must be hidden."""
         return bool((self.valid_B < self.length).any())
 
-    def extended(self, hidden: Sequence[Tensor], *, limit: int) -> "Memory":
-        """The last `limit` positions of this memory followed by `hidden`, one [B, T, D] for each layer. No gradient goes in."""
+    def extended(self, hidden: Sequence[Tensor], *, limit: int, tokens_BT: Tensor | None = None) -> "Memory":
+        """The last `limit` positions of this memory followed by `hidden`, one [B, T, D] for each layer, and by their tokens. No gradient goes in."""
         added = hidden[0].shape[1]
         length = min(limit, self.length + added)
         kept = max(0, length - added)
@@ -74,7 +79,12 @@ class Memory:
             torch.cat([old_BMD[:, old_BMD.shape[1] - kept :], new_BTD.detach()[:, added - (length - kept) :]], dim=1)
             for old_BMD, new_BTD in zip(self.layers, hidden, strict=True)
         )
-        return replace(self, layers=layers, valid_B=(self.valid_B + added).clamp(max=length))
+        recent_BP = self.recent_BP
+        if recent_BP is not None:
+            assert tokens_BT is not None
+            recent_BP = torch.cat([recent_BP, tokens_BT], dim=1)[:, tokens_BT.shape[1] :]
+        valid_B = (self.valid_B + added).clamp(max=length)
+        return replace(self, layers=layers, valid_B=valid_B, recent_BP=recent_BP)
 
     def truncated(self, length: int) -> "Memory":
         """The newest `length` positions."""
@@ -82,7 +92,9 @@ class Memory:
             return self
         first = self.length - length
         return replace(
-            self, layers=tuple(layer[:, first:] for layer in self.layers), valid_B=self.valid_B.clamp(max=length)
+            self,
+            layers=tuple(layer[:, first:] for layer in self.layers),
+            valid_B=self.valid_B.clamp(max=length),
         )
 
     def reset(self, lanes: Sequence[int]) -> "Memory":
@@ -91,35 +103,49 @@ class Memory:
         index = torch.as_tensor(lanes, dtype=torch.int64)
         layers = tuple(layer.index_fill(0, index.to(layer.device), 0.0) for layer in self.layers)
         valid_B = self.valid_B.index_fill(0, index, self.length if self.starts_full else 0)
-        return replace(self, layers=layers, valid_B=valid_B)
+        recent_BP = self.recent_BP
+        if recent_BP is not None:
+            recent_BP = recent_BP.index_fill(0, index.to(recent_BP.device), -1)
+        return replace(self, layers=layers, valid_B=valid_B, recent_BP=recent_BP)
 
     def limited(self, valid_B: Tensor) -> "Memory":
         """No lane remembers more than `valid_B` of its newest positions, as when a document began so many tokens ago."""
-        return replace(self, valid_B=torch.minimum(self.valid_B, valid_B.clamp(min=0)))
+        valid_B = valid_B.clamp(min=0)
+        recent_BP = self.recent_BP
+        if recent_BP is not None:
+            age_P = torch.arange(recent_BP.shape[1], 0, -1, device=recent_BP.device)
+            recent_BP = recent_BP.masked_fill(age_P > valid_B[:, None].to(recent_BP.device), -1)
+        return replace(self, valid_B=torch.minimum(self.valid_B, valid_B), recent_BP=recent_BP)
 
     def select(self, lanes: Sequence[int]) -> "Memory":
         """These lanes, in this order; a lane named twice is forked."""
         self._check_lanes(lanes)
         index = torch.as_tensor(lanes, dtype=torch.int64)
-        return replace(
-            self, layers=tuple(layer[index.to(layer.device)] for layer in self.layers), valid_B=self.valid_B[index]
-        )
+        recent_BP = None if self.recent_BP is None else self.recent_BP[index.to(self.recent_BP.device)]
+        layers = tuple(layer[index.to(layer.device)] for layer in self.layers)
+        return replace(self, layers=layers, valid_B=self.valid_B[index], recent_BP=recent_BP)
 
     def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> "Memory":
-        return replace(self, layers=tuple(layer.to(device=device, dtype=dtype) for layer in self.layers))
+        recent_BP = None if self.recent_BP is None else self.recent_BP.to(device=device)
+        layers = tuple(layer.to(device=device, dtype=dtype) for layer in self.layers)
+        return replace(self, layers=layers, recent_BP=recent_BP)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything as named tensors, for whoever writes it down; `from_tensors` reads it back."""
         named = {f"layer_{number}": layer.contiguous() for number, layer in enumerate(self.layers)}
+        if self.recent_BP is not None:
+            named["recent"] = self.recent_BP.contiguous()
         return {**named, "valid": self.valid_B, "starts_full": torch.tensor(self.starts_full)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Memory":
         """They may come from a file: what makes no memory is an InputError."""
-        layers, starts_full = in_order(tensors, beside=("valid", "starts_full")), tensors["starts_full"]
+        beside = ("valid", "starts_full", *(name for name in ("recent",) if name in tensors))
+        layers, starts_full = in_order(tensors, beside=beside), tensors["starts_full"]
         if starts_full.dtype != torch.bool or starts_full.dim():
             raise InputError(f"memory: starts_full is {starts_full.dtype} {list(starts_full.shape)}, not true or false")
-        memory = cls(layers=layers, valid_B=tensors["valid"], starts_full=bool(starts_full))
+        recent_BP = tensors.get("recent")
+        memory = cls(layers=layers, valid_B=tensors["valid"], recent_BP=recent_BP, starts_full=bool(starts_full))
         memory.check()
         return memory
 
@@ -143,6 +169,13 @@ class Memory:
             outside = next(int(valid) for valid in valid_B if not 0 <= valid <= shape[1])
             raise InputError(
                 f"memory: valid is {outside} in a memory of {shape[1]} positions; it must be from 0 to that"
+            )
+        recent_BP = self.recent_BP
+        if recent_BP is not None and (
+            recent_BP.dtype != torch.int64 or recent_BP.dim() != 2 or len(recent_BP) != shape[0]
+        ):
+            raise InputError(
+                f"memory: recent is {recent_BP.dtype} {list(recent_BP.shape)}, where some int64 for each of {shape[0]} lanes are expected"
             )
 
     def save(self, path: Path | str) -> None:

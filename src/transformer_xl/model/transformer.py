@@ -21,7 +21,8 @@ from transformer_xl.model.dropout import dropout_at
 from transformer_xl.model.encodings import build_encoding
 from transformer_xl.model.layer import Attend, Layer, Product, by_module
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.protocol import Output, check_segment
+from transformer_xl.model.ngrams import NO_TOKEN, NgramEmbedding
+from transformer_xl.model.protocol import Output, check_segment, check_tokens
 from transformer_xl.model.table_gradient import TableGradient
 from transformer_xl.model.vocabulary import Linear, Vocabulary
 
@@ -41,6 +42,7 @@ class TransformerXL(nn.Module):
         self.recompute = False
         """Activation checkpointing: the backward pass computes each layer again instead of keeping what is inside it."""
         self.vocabulary = Vocabulary(config)
+        self.ngrams = NgramEmbedding(config) if config.ngrams else None
         self.encoding = build_encoding(config)
         self.layers = nn.ModuleList(Layer(config, number=number) for number in range(config.n_layer))
         self.final_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps) if config.final_norm else None
@@ -65,6 +67,8 @@ class TransformerXL(nn.Module):
                 nn.init.zeros_(module.bias)
         self.vocabulary.initialise()
         self.encoding.initialise()
+        if self.ngrams is not None:
+            self.ngrams.initialise()
 
     def set_lengths(
         self, *, memory: int | None = None, clamp_len: int | None = None, same_length: bool | None = None
@@ -78,10 +82,8 @@ class TransformerXL(nn.Module):
         """Memory before the first token of each lane. `full_length` gives the buffer its final shape at once."""
         zeros = self.config.initial_memory == "zeros"
         length = self.config.memory if zeros or full_length else 0
-        like = self.vocabulary.bias_V
-        return Memory.start(
-            layers=self.config.n_layer, lanes=lanes, length=length, width=self.config.d_model, like=like, full=zeros
-        )
+        sizes = {"layers": self.config.n_layer, "width": self.config.d_model, "recent": self.config.recent}
+        return Memory.start(lanes=lanes, length=length, like=self.vocabulary.bias_V, full=zeros, **sizes)
 
     def forward(
         self,
@@ -103,8 +105,10 @@ class TransformerXL(nn.Module):
         gradient = None if targets_BT is None else self.vocabulary.table_gradient(tokens_BT)
         valid_B = memory.valid_B if memory.ragged else None
         inputs: list[Tensor] = []
-        hidden_BTD = self.pass_through(tokens_BT, memory.layers, valid_B=valid_B, gradient=gradient, inputs=inputs)
-        new_memory = memory.extended([values[:, : T - overlap] for values in inputs], limit=self.config.memory)
+        before = {"valid_B": valid_B, "recent_BP": memory.recent_BP}
+        hidden_BTD = self.pass_through(tokens_BT, memory.layers, **before, gradient=gradient, inputs=inputs)
+        kept = [values[:, : T - overlap] for values in inputs]
+        new_memory = memory.extended(kept, limit=self.config.memory, tokens_BT=tokens_BT[:, : T - overlap])
         if targets_BT is None:
             return Output(loss_BT=None, hidden_BTD=hidden_BTD, memory=new_memory)
         scored_BTD = hidden_BTD[:, T - targets_BT.shape[1] :]
@@ -121,6 +125,7 @@ class TransformerXL(nn.Module):
         memory: Sequence[Tensor],
         *,
         valid_B: Tensor | None,
+        recent_BP: Tensor | None = None,
         gradient: TableGradient | None = None,
         inputs: list[Tensor] | None = None,
     ) -> Tensor:
@@ -130,13 +135,23 @@ class TransformerXL(nn.Module):
         mask = Mask(memory=M, segment=T, valid_B=valid_B, visible_distance=visible, device=tokens_BT.device)
         by = self.attend or backend_of("attention", self.config, self.vocabulary.bias_V, training=self.training)
         attend = segment_attention(by, self.encoding.distances(M + T), mask)
-        return self.through_layers(self.enter(tokens_BT, gradient=gradient), attend, memory=memory, inputs=inputs)
+        entered_BTD = self.enter(tokens_BT, gradient=gradient, recent_BP=recent_BP)
+        return self.through_layers(entered_BTD, attend, memory=memory, inputs=inputs)
 
     def enter(
-        self, tokens_BT: Tensor, *, linear: Linear = products.linear, gradient: TableGradient | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        linear: Linear = products.linear,
+        gradient: TableGradient | None = None,
+        recent_BP: Tensor | None = None,
+        real_BT: Tensor | None = None,
     ) -> Tensor:
-        """Tokens as the first layer is given them."""
+        """Tokens as the first layer is given them. For models that embed runs of tokens: those just before them, and which are real (None: all)."""
         embedded_BTD = self.vocabulary.embed(tokens_BT, linear=linear, gradient=gradient)
+        if self.ngrams is not None:
+            runs_BT = tokens_BT if real_BT is None else tokens_BT.masked_fill(~real_BT, NO_TOKEN)
+            embedded_BTD = embedded_BTD + self.ngrams(runs_BT, recent_BP)
         return cast(Tensor, self.embedding_dropout(self.encoding.enter_first(embedded_BTD), 1))
 
     def through_layers(
@@ -196,6 +211,14 @@ class TransformerXL(nn.Module):
                 f"memory: shape {shape} does not fit {self.config.n_layer} layers, {lanes} lanes, width {self.config.d_model}; pass what this"
                 " model returned for these lanes, or none"
             )
+        recent_BP = memory.recent_BP
+        kept = 0 if recent_BP is None else recent_BP.shape[1]
+        if kept != self.config.recent:
+            raise InputError(
+                f"memory: it has {kept} recent tokens where this model has {self.config.recent}; pass what it returned"
+            )
+        if recent_BP is not None:
+            check_tokens(recent_BP, vocabulary=self.config.vocabulary, name="memory: recent", lowest=-1)
 
     def _auxiliary_loss(
         self, lower: Sequence[Tensor], scored_BTD: Tensor, targets_BT: Tensor, progress: float

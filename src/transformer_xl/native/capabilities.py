@@ -41,6 +41,7 @@ EVERY: dict[str, Allowed] = dict.fromkeys(
             "clamp_len",
             "neighbours",
         ),
+        *("ngrams", "ngram_rows", "d_ngram"),
         # What becomes of distances before a kernel is told of them.
         *("learned_positions", "frequencies", "share_biases"),
         # Words on their way in and out.

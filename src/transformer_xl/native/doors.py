@@ -68,6 +68,15 @@ class Words(ctypes.Structure):
     )
 
 
+class Ngrams(ctypes.Structure):
+    """Runs of tokens, embedded together: `longest` is the longest order, whose last tokens a lane brings along."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("tables", "projection", "orders")),
+        *((name, c_int64) for name in ("count", "rows", "width", "longest")),
+    )
+
+
 class Choice(ctypes.Structure):
     """How one lane draws its next word; `share` is its chance, from 0 to 1."""
 
@@ -95,7 +104,7 @@ class _Field(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("offset", c_int64))
 
 
-STRUCTURES = {"fields_of_inference": (Layer, Sizes, Words, Choice), "fields_of_training": (Shape, Inputs)}
+STRUCTURES = {"fields_of_inference": (Layer, Sizes, Words, Ngrams, Choice), "fields_of_training": (Shape, Inputs)}
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "step": (POINTER(Sizes), c_double, POINTER(Layer), *[c_void_p] * 4),
     "write": (
@@ -104,8 +113,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         POINTER(Layer),
         *[c_void_p] * 2,
         POINTER(Words),
+        POINTER(Ngrams),
         POINTER(Choice),
-        c_void_p,
+        *[c_void_p] * 2,
         c_int64,
         *[c_void_p] * 3,
     ),
@@ -254,6 +264,7 @@ class Layers:
                 setattr(layer, name, place(name, parts[name], dtype, shapes[name]))  # type: ignore[arg-type]
         self._norm = [_optional("the last norm", part, dtype, (self.sizes.model,)) for part in norm]
         self._words: Words | None = None
+        self._ngrams = Ngrams(longest=1)
         bytes_of_a_layer = sum(given[name][0].nbytes for given in matrices[:1] for name in MATRICES)
         self.threads = max(1, bytes_of_a_layer // BYTES_OF_A_THREAD)
         self.most_steps = max(1, BYTES_OF_A_CALL // (bytes_of_a_layer * len(matrices)))
@@ -305,11 +316,34 @@ class Layers:
             scale=scale,
         )
 
+    def take_ngrams(self, tables_GRE: Tensor, projection_DX: Tensor, *, orders: Sequence[int]) -> None:
+        """Of a model that embeds runs of tokens, for `write`."""
+        (G, R, E), orders_G = _sizes("n-grams", tables_GRE, 3), torch.tensor(orders)
+        self._alive += [tables_GRE, projection_DX, orders_G]
+        self._ngrams = Ngrams(
+            tables=_place("n-grams", tables_GRE, self.dtype, (len(orders), R, E)),
+            projection=_place("n-grams' projection", projection_DX, self.dtype, (self.sizes.model, G * E)),
+            orders=orders_G.data_ptr(),
+            count=G,
+            rows=R,
+            width=E,
+            longest=max(orders),
+        )
+
     def write(
-        self, tokens_B: Tensor, choices: ctypes.Array[Choice], lowest_B: Tensor, *, steps: int, end: int, limit: int
+        self,
+        tokens_B: Tensor,
+        choices: ctypes.Array[Choice],
+        lowest_B: Tensor,
+        recent_BP: Tensor,
+        *,
+        steps: int,
+        end: int,
+        limit: int,
     ) -> tuple[Tensor, Tensor]:
         """Each lane reads its token, kept at `end`, draws the next one, and so on, [steps, B]; -1 where there are no numbers to draw from, and then there are no
-        more. And the hidden states of the last that were read. `choices`: for each step those of all lanes."""
+        more. And the hidden states of the last that were read. `choices`: for each step those of all lanes. `recent_BP`: the tokens before the first, for
+        runs of tokens."""
         z = self._at(end, limit)
         assert self._words is not None, "take_words() first"
         if not 0 < steps * z.lanes <= len(choices):
@@ -318,7 +352,9 @@ class Layers:
         drawn_NB = torch.full((steps, z.lanes), -1)
         tokens = _place("tokens", tokens_B, torch.int64, (z.lanes,))
         lowest = _place("lowest positions", lowest_B, torch.int64, (z.lanes,))
-        given = (z, self.eps, self.layers, *self._norm, self._words, choices, tokens, steps)
+        recent_BP = recent_BP.contiguous()
+        recent = _place("recent tokens", recent_BP, torch.int64, (z.lanes, self._ngrams.longest - 1))
+        given = (z, self.eps, self.layers, *self._norm, self._words, self._ngrams, choices, recent, tokens, steps)
         written = (drawn_NB.data_ptr(), hidden_BD.data_ptr(), lowest)
         _call("write", self.dtype, *given, *written, threads=self.threads)
         return drawn_NB, hidden_BD

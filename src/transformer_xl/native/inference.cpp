@@ -423,7 +423,7 @@ struct Stepper {
   const i64 group, groups;  // lanes that look back together
   Operands<T> operands;
   std::vector<T> own, prepared, scores, position, biased;  // each thread normalises for itself: cheaper than waiting for one that does it for all
-  Operand<T> operand;
+  Operand<T> operand, runs;
 
   Stepper(Shared<T>& s, const Sizes& sizes, i64 steps, int threads)
       : s(s), z(sizes), B(z.lanes), D(z.model), HK(z.heads * z.width), F(z.inner), K(z.width),
@@ -561,21 +561,63 @@ struct Words {
   double scale;
 };
 
+// Runs of tokens, embedded together (`model/ngrams.py`): tables [count, rows, width] of `orders`, and a projection [D, count * width].
+template <class T>
+struct Ngrams {
+  const T *tables, *projection;
+  const i64* orders;
+  i64 count, rows, width, longest;
+};
+
+inline i64 row_of_run(i64 hash, i64 rows) {
+  constexpr i64 BITS = 0x7fffffff;
+  hash = ((hash ^ (hash >> 15)) * 0x2c1b3c6d) & BITS;
+  hash = ((hash ^ (hash >> 12)) * 0x297a2d39) & BITS;
+  return (hash ^ (hash >> 15)) % rows;
+}
+
+// Adds what the runs that end at a token give it. token_back(i): the one i before it, -1 where there is none.
+template <class T, class TokenBack>
+void add_runs(const Ngrams<T>& g, const TokenBack& token_back, i64 D, T scale, Operand<T>& found, T* to) {
+  i64 hash = 0, order = 0;
+  found.size = g.count * g.width;
+  found.values.resize(found.size);
+  for (i64 back = 0; back < g.longest; ++back) {
+    hash = (hash * 1000003 + token_back(back) + 1) & 0x7fffffff;
+    if (g.orders[order] != back + 1) continue;
+    const T* row = g.tables + (order * g.rows + row_of_run(hash, g.rows)) * g.width;
+    std::copy(row, row + g.width, &found.values[order++ * g.width]);
+  }
+  const std::vector<T> runs = found.values;
+  found.take(runs.data(), runs.size());
+  for (i64 d = 0; d < D; ++d) {
+    T out[1][1];
+    dots<1, 1, T>(g.projection + d * found.size, found.size, &found, out);
+    to[d] += out[0][0] * scale;
+  }
+}
+
 // Each lane reads its token of `tokens`, draws the next one, reads that, and so on: drawn, [steps, B], by choices [steps, B]. A lane for which the model gives
 // no numbers draws -1, and with it all end.
 template <class T>
-Answer write(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, const Words<T>& words, const Choice* choices,
-             const i64* tokens, i64 steps, i64* drawn, T* hidden, const i64* lowest, int threads) {
+Answer write(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, const Words<T>& words, const Ngrams<T>& ngrams,
+             const Choice* choices, const i64* recent, const i64* tokens, i64 steps, i64* drawn, T* hidden, const i64* lowest, int threads) {
   const i64 B = z.lanes, D = z.model, V = words.count;
   if (!std::all_of(tokens, tokens + B, [&](i64 token) { return 0 <= token && token < V; })) return OUT_OF_BOUNDS;
   Memory memory;
   std::vector<T> logits;
   memory.guard([&] { logits.resize(B * V); });
   if (memory.ran_out) return NO_MEMORY;
+  const i64 P = ngrams.longest - 1;
+  auto read = [&](i64 b, i64 step) {  // before the first of these, what was read before
+    return step > 0 ? drawn[(step - 1) * B + b] : step == 0 ? tokens[b] : recent[b * P + P + step];
+  };
   auto enter = [&](Stepper<T>& mine, i64 step) {
-    const i64* read = step ? drawn + (step - 1) * B : tokens;
-    for (i64 b = 0; b < B; ++b)
-      for (i64 i = 0; i < D; ++i) mine.own[b * D + i] = words.embedding[read[b] * D + i] * T(words.scale);
+    for (i64 b = 0; b < B; ++b) {
+      T* own = &mine.own[b * D];
+      for (i64 i = 0; i < D; ++i) own[i] = words.embedding[read(b, step) * D + i] * T(words.scale);
+      if (ngrams.count) add_runs(ngrams, [&](i64 back) { return read(b, step - back); }, D, T(words.scale), mine.runs, own);
+    }
   };
   auto draw = [&](Stepper<T>& mine, i64 step, Drawing& drawing) {
     mine.take(nullptr, nullptr);
@@ -847,9 +889,10 @@ Answer attend(const Sizes& z, const Layer<T>& layer, i64 length, const T* querie
     return step<T>(*z, eps, layers, Norm<T>{norm, norm_bias}, hidden, lowest, threads);                                      \
   }                                                                                                                          \
   extern "C" int write_##name(const Sizes* z, double eps, const Layer<T>* layers, const T* norm, const T* norm_bias,         \
-                              const Words<T>* words, const Choice* choices, const i64* tokens, i64 steps, i64* drawn,        \
-                              T* hidden, const i64* lowest, int threads) {                                                   \
-    return write<T>(*z, eps, layers, Norm<T>{norm, norm_bias}, *words, choices, tokens, steps, drawn, hidden, lowest, threads); \
+                              const Words<T>* words, const Ngrams<T>* ngrams, const Choice* choices, const i64* recent,       \
+                              const i64* tokens, i64 steps, i64* drawn, T* hidden, const i64* lowest, int threads) {          \
+    return write<T>(*z, eps, layers, Norm<T>{norm, norm_bias}, *words, *ngrams, choices, recent, tokens, steps, drawn, hidden, \
+                    lowest, threads);                                                                                        \
   }                                                                                                                          \
   extern "C" int attend_##name(const Sizes* z, const Layer<T>* layer, i64 length, const T* queries, const T* key_value,      \
                                const i64* lowest, T* out, int threads) {                                                     \
@@ -880,5 +923,9 @@ extern "C" const Field fields_of_inference[] = {
     {"Words.embedding", offsetof(Words<float>, embedding)}, {"Words.output", offsetof(Words<float>, output.data)},
     {"Words.output_scale", offsetof(Words<float>, output.scale)}, {"Words.bias", offsetof(Words<float>, bias)},
     {"Words.count", offsetof(Words<float>, count)}, {"Words.scale", offsetof(Words<float>, scale)}, {"Words", sizeof(Words<float>)},
+    {"Ngrams.tables", offsetof(Ngrams<float>, tables)}, {"Ngrams.projection", offsetof(Ngrams<float>, projection)},
+    {"Ngrams.orders", offsetof(Ngrams<float>, orders)}, {"Ngrams.count", offsetof(Ngrams<float>, count)},
+    {"Ngrams.rows", offsetof(Ngrams<float>, rows)}, {"Ngrams.width", offsetof(Ngrams<float>, width)},
+    {"Ngrams.longest", offsetof(Ngrams<float>, longest)}, {"Ngrams", sizeof(Ngrams<float>)},
     FIELD(Choice, temperature), FIELD(Choice, top_p), FIELD(Choice, min_p), FIELD(Choice, share), FIELD(Choice, top_k), BYTES_OF(Choice),
     {nullptr, 0}};

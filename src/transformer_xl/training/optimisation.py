@@ -12,7 +12,7 @@ from transformer_xl.config import TrainingConfig
 from transformer_xl.training.muon import Muon, is_matrix
 from transformer_xl.training.ranks import full
 
-EMBEDDINGS = ("vocabulary.tables.", "vocabulary.output_tables.")
+EMBEDDINGS = ("vocabulary.tables.", "vocabulary.output_tables.", "ngrams.tables_")
 PLATEAU_FACTOR = 0.5
 
 

@@ -97,6 +97,7 @@ def _kinds_of_memories(tensors: Mapping[str, Tensor], *, model: AnyModel, config
             length = min(length, first.shape[1])
         nothing = torch.empty(0, dtype=like.dtype, device="meta")
         sizes = {"layers": model.config.n_layer, "lanes": lanes, "length": length, "width": model.config.d_model}
+        sizes["recent"] = model.config.recent
         one = Memory.start(**sizes, like=nothing, full=full).tensors()
     wanted = {f"memory.{part}.{name}": kind for part in range(accumulation) for name, kind in kinds_of(one).items()}
     lower = {name for name in wanted if ".layer_" in name and name in tensors and tensors[name].dtype in LOWER}

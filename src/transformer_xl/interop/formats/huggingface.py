@@ -143,6 +143,7 @@ def _check_expressible(config: ModelConfig) -> None:
         "encoding": config.encoding != "relative",
         "final_norm": config.final_norm,
         "neighbours": config.neighbours > 0,
+        "ngrams": bool(config.ngrams),
         "initial_memory": config.memory > 0 and config.initial_memory != "zeros",
         "same_length_keys": config.same_length and config.same_length_keys != "memory",
         "projections": any(config.has_projection(i) != projected for i in range(config.clusters)),

@@ -1,6 +1,8 @@
 """A Transformer-XL as an ONNX graph for every number of lanes, tokens and remembered positions, checked against torch by onnxruntime.
 
 tokens [B, T]   memory_0 ... memory_N-1 [B, M, D]   ->   log_probabilities [B, T, V]   new_memory_0 ... [B, min(M + T, memory), D]
+
+A model that embeds runs of tokens has recent [B, P], its last tokens (-1: none), beside them, and new_recent.
 """
 
 import logging
@@ -43,16 +45,20 @@ class Graph(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens_BT: Tensor, memory: Sequence[Tensor] = ()) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        self, tokens_BT: Tensor, memory: Sequence[Tensor] = (), recent_BP: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         config = self.model.config
         nothing = self.model.vocabulary.bias_V.new_zeros(tokens_BT.shape[0], 0, config.d_model)
         layers = memory or [nothing] * config.n_layer
         inputs: list[Tensor] = []
-        hidden_BTD = self.model.pass_through(tokens_BT, layers, valid_B=None, inputs=inputs)
+        hidden_BTD = self.model.pass_through(tokens_BT, layers, valid_B=None, recent_BP=recent_BP, inputs=inputs)
         new = [
             torch.cat([old_BMD, new_BTD], dim=1)[:, -config.memory :]
             for old_BMD, new_BTD in zip(memory, inputs, strict=False)
         ]
+        if recent_BP is not None:
+            new.append(torch.cat([recent_BP, tokens_BT], dim=1)[:, tokens_BT.shape[1] :])
         return self.model.log_probabilities(hidden_BTD), new
 
 
@@ -66,6 +72,10 @@ def write_graph(model: TransformerXL, path: Path) -> None:
     if remembered:
         example += ([torch.zeros(2, 5, config.d_model) for _ in range(remembered)],)
         shapes += ([{0: lanes, 1: memory}] * remembered,)
+    runs = [("recent", "new_recent")] if remembered and config.recent else []
+    if runs:
+        example += (torch.full((2, config.recent), -1),)
+        shapes += ({0: lanes},)
     with torch.no_grad(), progress("tracing for ONNX", total=1, unit="graphs") as advance, _quiet():
         program = torch.onnx.export(
             Graph(model).eval(),
@@ -73,8 +83,12 @@ def write_graph(model: TransformerXL, path: Path) -> None:
             dynamo=True,
             verbose=False,
             dynamic_shapes=shapes,
-            input_names=["tokens", *(f"memory_{n}" for n in range(remembered))],
-            output_names=["log_probabilities", *(f"new_memory_{n}" for n in range(remembered))],
+            input_names=["tokens", *(f"memory_{n}" for n in range(remembered)), *(given for given, _ in runs)],
+            output_names=[
+                "log_probabilities",
+                *(f"new_memory_{n}" for n in range(remembered)),
+                *(found for _, found in runs),
+            ],
         )
         assert program is not None
         program.save(path)
@@ -90,6 +104,13 @@ def describe_graph(model: TransformerXL, run: RunConfig) -> dict[str, Any]:
         if config.memory
         else "tokens [lanes, segment] int64",
         "outputs": "log_probabilities [lanes, segment, vocabulary]; new_memory_N, which the next segment is given as memory_N",
+        **(
+            {
+                "recent": f"[lanes, {config.recent}] int64, -1 before the first token; then new_recent of the segment before"
+            }
+            if config.memory and config.recent
+            else {}
+        ),
         "first_memory": "of length 0" if empty else f"{config.memory} zero vectors",
         "longest_memory": config.memory,
         "segment": run.evaluation.segment,
@@ -116,10 +137,13 @@ def check_graph(path: Path, model: TransformerXL) -> float:
                 given = {"tokens": tokens_BT.numpy()}
                 if config.memory:
                     given |= {f"memory_{n}": layer_BMD.numpy() for n, layer_BMD in enumerate(memory.layers)}
+                    if memory.recent_BP is not None:
+                        given["recent"] = memory.recent_BP.numpy()
                 found = [torch.from_numpy(value) for value in session.run(None, given)]
                 output = model(tokens_BT, memory=memory)
                 memory = output.memory
                 wanted = [model.log_probabilities(output.hidden_BTD), *(memory.layers if config.memory else ())]
+                wanted += [part for part in (memory.recent_BP,) if part is not None and config.memory]
                 for ours, theirs in zip(wanted, found, strict=True):
                     difference = _difference(ours, theirs)
                     if not difference <= TOLERANCE:
@@ -141,7 +165,8 @@ def _full_memory(model: TransformerXL) -> Memory:
     """Of its whole length, and of the size that norms give hidden states."""
     config, generator = model.config, torch.Generator().manual_seed(0)
     layers = tuple(torch.randn(1, config.memory, config.d_model, generator=generator) for _ in range(config.n_layer))
-    return Memory(layers=layers, valid_B=torch.tensor([config.memory]))
+    recent_BP = torch.zeros(1, config.recent, dtype=torch.int64) if config.recent else None
+    return Memory(layers=layers, valid_B=torch.tensor([config.memory]), recent_BP=recent_BP)
 
 
 @contextmanager

@@ -266,6 +266,7 @@ def _check_expressible(config: ModelConfig) -> None:
         "norm": config.norm not in ("post", "pre_keys" if absolute else "pre"),
         "final_norm": config.final_norm,
         "neighbours": config.neighbours > 0,
+        "ngrams": bool(config.ngrams),
         "norm_eps": config.norm_eps != EPS,
         "initial_memory": config.memory > 0 and config.initial_memory != "empty",
         "same_length_keys": config.same_length and config.same_length_keys != "memory",
