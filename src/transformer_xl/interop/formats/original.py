@@ -17,31 +17,28 @@ from transformer_xl.interop.formats.foreign_model import (
     ForeignModel,
     Lengths,
     OptimiserState,
+    momenta,
     steps_taken,
     whole,
     whole_step,
 )
-from transformer_xl.interop.formats.layout import NVIDIA, ORIGINAL, copies, weights_from, weights_to
+from transformer_xl.interop.formats.layout import (
+    NVIDIA,
+    ORIGINAL,
+    copies,
+    refuse,
+    settings_to,
+    weights_from,
+    weights_to,
+)
+from transformer_xl.interop.formats.layout import SETTINGS as COMMON
 from transformer_xl.interop.quarantine.extraction import Contents
 
 ENCODINGS = {0: "relative", 1: "shaw_biased", 2: "absolute", 3: "per_layer"}
 """Their attn_type."""
 FIELDS = {
-    "n_token": "vocabulary",
-    "n_layer": "n_layer",
-    "n_head": "n_head",
-    "d_model": "d_model",
-    "d_head": "d_head",
-    "d_inner": "d_inner",
-    "d_embed": "d_embed",
-    "div_val": "div_val",
-    "mem_len": "memory",
-    "same_length": "same_length",
-    "cutoffs": "cutoffs",
-    "tie_weight": "tie_embeddings",
-    "tie_projs": "tie_projections",
-    "dropout": "dropout",
-    "dropatt": "attention_dropout",
+    **COMMON,
+    **{"n_token": "vocabulary", "cutoffs": "cutoffs", "tie_weight": "tie_embeddings", "tie_projs": "tie_projections"},
 }
 SETTINGS = (*FIELDS, "attn_type", "clamp_len", "pre_lnorm")
 EPS = 1e-5
@@ -69,7 +66,7 @@ def model_from_torch(model: Contents[Tensor], *, optimiser: Contents[Tensor], le
             optimiser.facts["optimiser"],
             optimiser.tensors.get("optimiser", {}),
             order=settings["parameter_order"],
-            mapped=lambda momenta: weights_from(momenta, config, layout),
+            mapped=lambda tensors: weights_from(tensors, config, layout),
             called=arguments.get("optim"),
         )
     step = state.step if isinstance(state, OptimiserState) else steps_taken(settings.get("step", 0), "train_step")
@@ -190,10 +187,7 @@ def optimiser_state(
             ours = mapped(theirs)
         except TransformerXLError as error:
             return f"its {kind} does not fit the weights ({error})"
-        for parameter, value in ours.items():
-            found[f"optimiser.{kind}.{parameter}"] = value.float().contiguous()
-            if name != "sgd":
-                found[f"optimiser.step.{parameter}"] = torch.tensor(float(step))
+        found |= momenta(ours, kind=kind, step=None if name == "sgd" else step)
     if name != "sgd" and not found:
         return "it has taken no step yet"
     return OptimiserState(
@@ -233,16 +227,12 @@ def constructor_arguments(config: ModelConfig, *, segment: int, context: int) ->
             )
     attn_type = {name: number for number, name in ENCODINGS.items()}[config.encoding]
     return {
-        **{theirs: getattr(config, ours) for theirs, ours in FIELDS.items()},
-        "d_embed": config.embedding_width,
-        "cutoffs": list(config.cutoffs),
-        "tie_projs": list(config.tie_projections) or [False] * config.clusters,
-        "pre_lnorm": config.norm != "post",
+        **settings_to(config),
+        "n_token": config.vocabulary,
+        "tie_weight": config.tie_embeddings,
         "tgt_len": segment,
         "ext_len": context,
         "attn_type": attn_type,
-        "clamp_len": config.clamp_len or -1,
-        "sample_softmax": -1,
     }
 
 
@@ -259,21 +249,12 @@ def state_to_original(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[s
 
 def _check_expressible(config: ModelConfig) -> None:
     absolute = config.encoding in ("absolute", "per_layer")
-    projected = config.div_val > 1 or config.embedding_width != config.d_model
-    refused = {
+    wrong = {
         "encoding": config.encoding not in ENCODINGS.values(),
         "share_biases": not config.share_biases,
         "norm": config.norm not in ("post", "pre_keys" if absolute else "pre"),
-        "final_norm": config.final_norm,
         "norm_eps": config.norm_eps != EPS,
         "initial_memory": config.memory > 0 and config.initial_memory != "empty",
-        "same_length_keys": config.same_length and config.same_length_keys != "memory",
-        "projections": any(config.has_projection(i) != projected for i in range(config.clusters)),
         "d_model": config.encoding == "per_layer" and config.d_model != config.n_head * config.d_head,
-        "auxiliary_targets": config.auxiliary_targets > 0,
     }
-    for field, wrong in refused.items():
-        if wrong:
-            raise ConfigError(
-                f"model.{field}: the authors' code has no {getattr(config, field)!r} in such a model; change it, or keep the model in our own format"
-            )
+    refuse(config, whose="the authors' code", wrong=wrong)

@@ -47,7 +47,7 @@ def extract(value: object) -> Contents[TensorPlace]:
             return Contents(kind="optimiser", facts={"optimiser": facts}, tensors={"optimiser": tensors})
         if "sym2idx" in value or "idx2sym" in value:
             return Contents(kind="vocabulary", facts={"vocabulary": vocabulary(value)})
-        if value and all(type(name) is str and isinstance(item, TensorPlace) for name, item in value.items()):
+        if value and _is_table_of_tensors(value):
             return Contents(kind="weights", tensors={"model": value})
         if "optimizer_state_dict" in value:
             return Contents(
@@ -148,7 +148,9 @@ def _nvidia(value: dict[Any, Any]) -> Contents[TensorPlace]:
     state, config = value["model_state"], value["model_config"]
     if not isinstance(config, dict):
         raise ImportRefused("its model_config is no table")
-    weights = _named_tensors(state, "model_state")
+    if not _is_table_of_tensors(state):
+        raise ImportRefused("its model_state is no table of tensors")
+    weights: dict[str, TensorPlace] = state
     settings = {str(name): item for name, item in config.items() if type(item) in SCALARS}
     settings["cutoffs"] = _list(int, config.get("cutoffs"), "model_config.cutoffs")
     settings["tie_projs"] = _list(bool, config.get("tie_projs"), "model_config.tie_projs")
@@ -171,12 +173,8 @@ def _nvidia(value: dict[Any, Any]) -> Contents[TensorPlace]:
     return found
 
 
-def _named_tensors(value: object, name: str) -> dict[str, TensorPlace]:
-    if not isinstance(value, dict) or not all(
-        type(key) is str and isinstance(item, TensorPlace) for key, item in value.items()
-    ):
-        raise ImportRefused(f"its {name} is no table of tensors")
-    return value
+def _is_table_of_tensors(value: object) -> bool:
+    return isinstance(value, dict) and all(type(k) is str and isinstance(v, TensorPlace) for k, v in value.items())
 
 
 # --- vocabularies

@@ -13,7 +13,14 @@ from typing import IO, Any
 
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop.quarantine.pickles import read_pickle
-from transformer_xl.interop.quarantine.stand_ins import DTYPES, STORAGE_NAMES, Bytes, Name, Storage, TensorPlace
+from transformer_xl.interop.quarantine.stand_ins import (
+    DTYPES,
+    STORAGE_NAMES,
+    Bytes,
+    Name,
+    Storage,
+    TensorPlace,
+)
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_PROTOCOL = 1001
@@ -134,8 +141,7 @@ def _checked_place(file: IO[bytes], entry: zipfile.ZipInfo, size: int) -> tuple[
     file.seek(start)
     found, left = 0, length
     while left:
-        piece = file.read(min(CHUNK, left))
-        if not piece:
+        if not (piece := file.read(min(CHUNK, left))):
             raise ImportRefused(f"{entry.filename} is cut short")
         found, left = zlib.crc32(piece, found), left - len(piece)
     if found != entry.CRC:
