@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
-from transformer_xl.config import EvaluationConfig, RunConfig
+from transformer_xl.config import EvaluationConfig
 from transformer_xl.console import Advance
 from transformer_xl.data.store import Store, open_store
 from transformer_xl.data.text.streaming import Placed, token_stream
-from transformer_xl.data.text.tokenizers import Ids, Tokenizer
+from transformer_xl.data.text.tokenizers import Ids
 from transformer_xl.decoding import (
     Sampling,
     TextStream,
@@ -59,18 +59,8 @@ class Loaded:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-
-    @property
-    def model(self) -> AnyModel:
-        return self.checkpoint.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.checkpoint.tokenizer
-
-    @property
-    def config(self) -> RunConfig:
-        return self.checkpoint.config
+        self.model: AnyModel = checkpoint.model
+        self.tokenizer, self.config = checkpoint.tokenizer, checkpoint.config
 
     def store(self, data: Path | str | None = None) -> Store:
         """The data it was trained on, or other data made with the same tokenizer."""

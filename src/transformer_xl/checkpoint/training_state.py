@@ -109,39 +109,25 @@ def _fields(kind: type[T], values: Mapping[str, Any], *, path: Path, name: str =
 
 
 def _check_counters(found: Counters, *, path: Path) -> None:
-    window = found.window
-    best = 0.0 if found.best_nats is None else found.best_nats
-    rules = {
-        "step": (found.step, 0, MOST),
-        "tokens": (found.tokens, 0, MOST),
-        "seconds": (found.seconds, 0, MOST),
-        "skipped": (found.skipped, 0, found.step),
-        "rate_scale": (found.rate_scale, 0, 1),
-        "best_nats": (best, 0, MOST),
-        "average_count": (found.average_count, 0, found.step),
-        "window.nats": (window.nats, 0, MOST),
-        "window.tokens": (window.tokens, 0, MOST),
-        "window.seconds": (window.seconds, 0, MOST),
-        "window.steps": (window.steps, min(1, window.tokens), found.step),
-        "window.norm": (window.norm, 0, math.inf),
-        "ranks": (found.ranks, 1, MOST),
-    }
-    _check_ranges(rules, path=path)
+    step, window = found.step, found.window
+    _check_ranges(found, path=path, rules={"step": (0, MOST), "tokens": (0, MOST), "seconds": (0, MOST)})
+    _check_ranges(found, path=path, rules={"skipped": (0, step), "rate_scale": (0, 1), "average_count": (0, step)})
+    _check_ranges(
+        found, path=path, rules={"ranks": (1, MOST), **({} if found.best_nats is None else {"best_nats": (0, MOST)})}
+    )
+    rules = {"nats": (0, MOST), "tokens": (0, MOST), "seconds": (0, MOST), "norm": (0, math.inf)}
+    _check_ranges(window, path=path, of="window.", rules={**rules, "steps": (min(1, window.tokens), step)})
 
 
 def _check_scaling(found: Scaling, *, path: Path) -> None:
     tiny, largest, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max, torch.iinfo(torch.int32).max
-    rules = {
-        "scaler.scale": (found.scale, tiny, largest),
-        "scaler.growth_factor": (found.growth_factor, 1, largest),
-        "scaler.backoff_factor": (found.backoff_factor, tiny, 1),
-        "scaler.growth_interval": (found.growth_interval, 1, most),
-        "scaler._growth_tracker": (found._growth_tracker, 0, most),
-    }
-    _check_ranges(rules, path=path)
+    rules = {"scale": (tiny, largest), "growth_factor": (1, largest), "backoff_factor": (tiny, 1)}
+    _check_ranges(found, path=path, of="scaler.", rules=rules)
+    _check_ranges(found, path=path, of="scaler.", rules={"growth_interval": (1, most), "_growth_tracker": (0, most)})
 
 
-def _check_ranges(rules: Mapping[str, tuple[float, float, float]], *, path: Path) -> None:
-    for name, (value, least, most) in rules.items():
+def _check_ranges(found: object, *, path: Path, of: str = "", rules: Mapping[str, tuple[float, float]]) -> None:
+    for name, (least, most) in rules.items():
+        value = getattr(found, name)
         if not (math.isfinite(value) and least <= value <= most):
-            raise CheckpointError(f"{path}: {name} is {value}; it must be a number from {least} to {most}")
+            raise CheckpointError(f"{path}: {of}{name} is {value}; it must be a number from {least} to {most}")
