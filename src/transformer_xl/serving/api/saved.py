@@ -26,7 +26,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from transformer_xl.batching.budget import saved_bytes
 from transformer_xl.decoding import TextStream
 from transformer_xl.errors import InputError, TransformerXLError
-from transformer_xl.files import atomic_folder, clear_leftovers, put_back_all, remove_folder, write_text
+from transformer_xl.files import (
+    POLL_SECONDS,
+    atomic_folder,
+    clear_leftovers,
+    lock,
+    put_back_all,
+    remove_folder,
+    write_text,
+)
 from transformer_xl.inference import Reader, restore_reader
 from transformer_xl.serving.api.bodies import SESSION_NAME
 from transformer_xl.serving.api.models import Served
@@ -38,7 +46,6 @@ ENGINE, ABOUT = "engine.safetensors", "session.json"
 ABOUT_BYTES = 4096
 LOCK_SECONDS = 10.0
 """So long another server's saving is waited for."""
-POLL_SECONDS = 0.005
 PAUSE_EVERY_SECONDS = 0.1
 MOST_WAITING = 32
 """For the disk. One more is answered 429."""
@@ -158,10 +165,10 @@ class Saved:
     def _read(self, name: str, models: list[Served]) -> Session:
         path = self._existing(name)
         try:
-            about = About.model_validate_json(_regular(path / ABOUT, most=ABOUT_BYTES))
+            _check_regular(path / ABOUT, most=ABOUT_BYTES)
+            about = About.model_validate_json((path / ABOUT).read_bytes())
             served = _model_of(about, models)
-            if not _is_regular(path / ENGINE, most=saved_bytes(served.model)):
-                raise Refusal(409, DAMAGED)
+            _check_regular(path / ENGINE, most=saved_bytes(served.model))
             reader = restore_reader(served.model, path / ENGINE, lanes=1)
             _check_reader(reader, served)
             text = TextStream.at(served.tokenizer, about.text.model_dump())
@@ -177,7 +184,7 @@ class Saved:
         """A folder, or nothing."""
         assert re.fullmatch(SESSION_NAME, name)
         path = self._folder / name
-        if os.path.lexists(path) and not _is_folder(path):
+        if os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
             raise Refusal(409, "what has this name in the folder of saved sessions is none; remove it there")
         return path
 
@@ -210,29 +217,12 @@ class Saved:
         """Only one process, and one thread, at a time reads or changes the folder, where the file system has locks."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _lock(descriptor, seconds=LOCK_SECONDS)
+            if not lock(descriptor, wait=True, until=time.monotonic() + LOCK_SECONDS):
+                raise OSError(errno.EBUSY, "another server is busy with it")
             put_back_all(self._folder)
             yield
         finally:
             os.close(descriptor)  # and the lock goes with it
-
-
-def _lock(descriptor: int, *, seconds: float) -> None:
-    try:
-        import fcntl
-    except ImportError:
-        return
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise OSError(errno.EBUSY, "another server is busy with it") from None
-            time.sleep(POLL_SECONDS)
-        except OSError:
-            return
 
 
 def _model_of(about: About, models: list[Served]) -> Served:
@@ -262,20 +252,11 @@ def writable_by_others(folder: Path) -> bool:
     return bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def _is_folder(path: Path) -> bool:
-    return stat.S_ISDIR(os.lstat(path).st_mode)
-
-
-def _is_regular(path: Path, *, most: int) -> bool:
+def _check_regular(path: Path, *, most: int) -> None:
     """A file that is no link and no device, of no more bytes than these."""
     found = os.lstat(path)
-    return stat.S_ISREG(found.st_mode) and found.st_size <= most
-
-
-def _regular(path: Path, *, most: int) -> bytes:
-    if not _is_regular(path, most=most):
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         raise Refusal(409, DAMAGED)
-    return path.read_bytes()
 
 
 def _size(path: Path) -> int:
