@@ -19,7 +19,6 @@ from transformer_xl.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from transformer_xl.analysis.attention import Averages, Floats, Head, Map, Tokens
-    from transformer_xl.config import EvaluationConfig
     from transformer_xl.library import Loaded
 
 HEADS_CHOSEN = 3
@@ -29,22 +28,21 @@ WIDEST_SHOWN = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--text", metavar="FILE", help="a text to read")
-    parser.add_argument("--split", help="or a split of the data: train, valid or test (default)")
-    parser.add_argument("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
-    parser.add_argument("--tokens", metavar="N", type=int, help="only the first N tokens")
-    parser.add_argument(
-        "--memory", metavar="M", type=int, help="how many tokens each sees, where not as the run evaluates"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    add("--text", metavar="FILE", help="a text to read")
+    add("--split", help="or a split of the data: train, valid or test (default)")
+    add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
+    add("--tokens", metavar="N", type=int, help="only the first N tokens")
+    add("--memory", metavar="M", type=int, help="how many tokens each sees, where not as the run evaluates")
+    add(
         "--head",
         metavar="LAYER.HEAD",
         action="append",
         default=[],
         help="look closely at this head; may be repeated (default: the three widest, of different layers)",
     )
-    parser.add_argument(
+    add(
         "--position",
         metavar="P",
         type=int,
@@ -52,8 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="and at this token of the text; may be repeated (default: the last that sees a full memory)",
     )
-    parser.add_argument("--out", metavar="DIR", help="where to write, if not among the run's figures")
-    parser.add_argument("--json", action="store_true", help="print what attention.json holds")
+    add("--out", metavar="DIR", help="where to write, if not among the run's figures")
+    add("--json", action="store_true", help="print what attention.json holds")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,7 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(
             f"{arguments.run} is a recurrent model, which has no attention to look at; give a Transformer-XL"
         )
-    folder, lengths = out_folder(arguments, loaded), lengths_of(arguments, loaded)
+    folder, lengths = out_folder(arguments, loaded), loaded.config.evaluation
+    if arguments.memory is not None:
+        lengths = replace(lengths, memory=arguments.memory)
     tokens = read_tokens(arguments, loaded)
     for head in heads:
         check_head(model, head)
@@ -119,11 +119,6 @@ def parse_head(word: str) -> "Head":
         raise ConfigError(f"--head: {word!r} is no head; write LAYER.HEAD, both counted from 1, such as 2.3")
     layer, head = map(int, word.split("."))
     return layer - 1, head - 1
-
-
-def lengths_of(arguments: argparse.Namespace, loaded: "Loaded") -> "EvaluationConfig":
-    lengths = loaded.config.evaluation
-    return lengths if arguments.memory is None else replace(lengths, memory=arguments.memory)
 
 
 def out_folder(arguments: argparse.Namespace, loaded: "Loaded") -> Path:
@@ -187,10 +182,9 @@ def table(averages: "Averages") -> str:
     rows = [(name_of(head), averages.width(head)) for head in averages.widest()[:WIDEST_SHOWN]]
     rows.append(("everywhere alike", averages.uniform))
     lines = [f"{'layer.head':<16}  {'mean distance':>13}  {'entropy (bits)':>14}  {'in memory':>9}"]
-    lines += [
-        f"{name:<16}  {width.mean_distance:>13.1f}  {width.entropy_bits:>14.2f}  {width.memory_share:>9.1%}"
-        for name, width in rows
-    ]
+    for name, width in rows:
+        shares = f"{width.entropy_bits:>14.2f}  {width.memory_share:>9.1%}"
+        lines.append(f"{name:<16}  {width.mean_distance:>13.1f}  {shares}")
     return "\n".join(lines)
 
 

@@ -24,31 +24,24 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
-    parser.add_argument("--split", default="test", help="train, valid or test (default)")
-    parser.add_argument("--segment", metavar="T", type=int, help="tokens read at once")
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered")
-    parser.add_argument("--clamp", metavar="C", type=int, help="distances beyond C look alike; 0: never")
-    parser.add_argument("--same-length", action="store_true", default=None, help="every token sees as many keys")
-    parser.add_argument(
-        "--lanes", metavar="B", type=int, help="parallel streams; the exact figure does not depend on it"
-    )
-    parser.add_argument("--rule", choices=("exact", "paper"), default="exact", help="how the figure is made")
-    parser.add_argument("--tokens", metavar="N", type=int, help="only the first N tokens of the split")
-    parser.add_argument("--sweep", metavar="M,M,...", help="evaluate with each of these memories")
-    parser.add_argument("--sliding", action="store_true", help="vanilla evaluation, for models without memory")
-    parser.add_argument(
-        "--per-token", metavar="FILE", help="write each token's loss in nats, in order, as a .npy array"
-    )
-    parser.add_argument(
-        "--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too"
-    )
-    parser.add_argument(
-        "--weights", choices=("exact", "int8"), default="exact", help="int8: what rounding the weights to bytes costs"
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
+    add("--split", default="test", help="train, valid or test (default)")
+    add("--segment", metavar="T", type=int, help="tokens read at once")
+    add("--memory", metavar="M", type=int, help="positions remembered")
+    add("--clamp", dest="clamp_len", metavar="C", type=int, help="distances beyond C look alike; 0: never")
+    add("--same-length", action="store_true", default=None, help="every token sees as many keys")
+    add("--lanes", metavar="B", type=int, help="parallel streams; the exact figure does not depend on it")
+    add("--rule", choices=("exact", "paper"), default="exact", help="how the figure is made")
+    add("--tokens", metavar="N", type=int, help="only the first N tokens of the split")
+    add("--sweep", metavar="M,M,...", help="evaluate with each of these memories")
+    add("--sliding", action="store_true", help="vanilla evaluation, for models without memory")
+    add("--per-token", metavar="FILE", help="write each token's loss in nats, in order, as a .npy array")
+    add("--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too")
+    add("--weights", choices=("exact", "int8"), default="exact", help="int8: what rounding the weights to bytes costs")
+    add("--device", default="cpu")
+    add("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,12 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.data is not None:  # figures are of the text that was read, whatever the model learned from
         read = loaded.store(arguments.data).manifest
         loaded.checkpoint.about = replace(loaded.checkpoint.about, corpus=read.name, rule=read.rule)
-    asked = {
-        "segment": arguments.segment,
-        "memory": arguments.memory,
-        "clamp_len": arguments.clamp,
-        "same_length": arguments.same_length,
-    }
+    asked = {name: getattr(arguments, name) for name in ("segment", "memory", "clamp_len", "same_length")}
     lengths = replace(loaded.config.evaluation, **{name: value for name, value in asked.items() if value is not None})
     return sweep(arguments, loaded, lengths, memories) if memories else single(arguments, loaded, lengths)
 

@@ -26,25 +26,24 @@ CHANCE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    prompt = parser.add_mutually_exclusive_group().add_argument
+    prompt(
         "--prompt",
         metavar="TEXT",
         default="",
         help="what to continue; without one, a text begins at a line's beginning",
     )
-    prompts.add_argument("--prompt-file", metavar="FILE", help="the same from a file; - reads standard input")
-    prompts.add_argument(
+    prompt("--prompt-file", metavar="FILE", help="the same from a file; - reads standard input")
+    prompt(
         "--paper",
         action="store_true",
         help=f"at most {PAPER_CONTEXT} tokens of the test set, and what really came after them",
     )
-    parser.add_argument(
-        "--data", metavar="DIR", help="for --paper: the data, where it is not where the run was trained on it"
-    )
-    parser.add_argument("--tokens", metavar="N", type=int, default=200, help="at most so many (200)")
-    parser.add_argument(
+    add("--data", metavar="DIR", help="for --paper: the data, where it is not where the run was trained on it")
+    add("--tokens", metavar="N", type=int, default=200, help="at most so many (200)")
+    add(
         "--stop",
         metavar="TEXT",
         action="append",
@@ -53,33 +52,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=r"end before this text (\n and \t are a line's end and a tab); repeatable",
     )
     # What is not given is None, so that options which exclude each other can be told from defaults.
-    parser.add_argument("--temperature", type=float, help="above 1 bolder, below 1 safer (1); 0: always the likeliest")
-    parser.add_argument("--top-k", metavar="K", type=int, help="only the K likeliest (40); 0: all")
-    parser.add_argument(
-        "--top-p", metavar="P", type=float, help="only the likeliest that together have this share (1: all)"
-    )
-    parser.add_argument(
-        "--min-p", metavar="P", type=float, help="only those at least P times as likely as the likeliest (0: all)"
-    )
-    parser.add_argument(
+    add("--temperature", type=float, help="above 1 bolder, below 1 safer (1); 0: always the likeliest")
+    add("--top-k", metavar="K", type=int, help="only the K likeliest (40); 0: all")
+    add("--top-p", metavar="P", type=float, help="only the likeliest that together have this share (1: all)")
+    add("--min-p", metavar="P", type=float, help="only those at least P times as likely as the likeliest (0: all)")
+    add(
         "--repetition-penalty",
         metavar="X",
         type=float,
         help="probabilities of the last 512 tokens, prompt included, are raised to this power (1: none)",
     )
-    parser.add_argument("--seed", type=int, help="the same seed, the same text (0)")
-    parser.add_argument(
-        "--samples", metavar="N", type=int, help="N texts side by side, with the seeds from --seed on (1)"
-    )
-    parser.add_argument(
-        "--beams", metavar="N", type=int, help="beam search: the text likeliest per token, of N carried on at a time"
-    )
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
-    parser.add_argument(
-        "--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact"
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", action="store_true", help="print texts, speed and settings as one JSON object")
+    add("--seed", type=int, help="the same seed, the same text (0)")
+    add("--samples", metavar="N", type=int, help="N texts side by side, with the seeds from --seed on (1)")
+    add("--beams", metavar="N", type=int, help="beam search: the text likeliest per token, of N carried on at a time")
+    add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
+    add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
+    add("--device", default="cpu")
+    add("--json", action="store_true", help="print texts, speed and settings as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:

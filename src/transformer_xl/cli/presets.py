@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, for programs")
-    parser.add_argument(
-        "--memory", action="store_true", help="the memory that training takes on each device, estimated"
-    )
-    parser.add_argument("--devices", metavar="N", type=int, help="with --memory: how many share the lanes (1)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="with --memory: which kind (cpu)")
+    add = parser.add_argument
+    add("--json", action="store_true", help="print everything as JSON, for programs")
+    add("--memory", action="store_true", help="the memory that training takes on each device, estimated")
+    add("--devices", metavar="N", type=int, help="with --memory: how many share the lanes (1)")
+    add("--device", choices=("cpu", "cuda"), help="with --memory: which kind (cpu)")
 
 
 def run(arguments: argparse.Namespace) -> int:

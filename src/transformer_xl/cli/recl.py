@@ -36,23 +36,20 @@ TOKENS = 10_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="runs' folders, or checkpoints")
-    parser.add_argument("--losses", metavar="FILE", nargs="+", default=[], help="losses of other models, as .npz")
-    parser.add_argument("--step", metavar="C", type=int, help=f"from one context length to the next (default: {STEP})")
-    parser.add_argument("--start", metavar="C", type=int, help="the shortest context (default: one step)")
-    parser.add_argument("--longest", metavar="L", type=int, help=f"the longest context (default: {STEPS} lengths)")
-    parser.add_argument(
-        "--ratio", metavar="R,R,...", default="0.1,0.5,1.0", help="shares of the hardest tokens (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--threshold", metavar="G", type=float, default=0.01, help="the least gain of a step (default: %(default)s)"
-    )
-    parser.add_argument("--tokens", metavar="N", type=int, help=f"how many are scored (default: up to {TOKENS})")
-    parser.add_argument("--split", default="test", help="train, valid or test (default)")
-    parser.add_argument("--data", metavar="DIR", help="the data, where it is not where the first run was trained on it")
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered by the models that have a memory")
-    parser.add_argument("--out", metavar="DIR", help="where recl.json and the figures go")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="*", help="runs' folders, or checkpoints")
+    add("--losses", metavar="FILE", nargs="+", default=[], help="losses of other models, as .npz")
+    add("--step", metavar="C", type=int, help=f"from one context length to the next (default: {STEP})")
+    add("--start", metavar="C", type=int, help="the shortest context (default: one step)")
+    add("--longest", metavar="L", type=int, help=f"the longest context (default: {STEPS} lengths)")
+    add("--ratio", metavar="R,R,...", default="0.1,0.5,1.0", help="shares of the hardest tokens (default: %(default)s)")
+    add("--threshold", metavar="G", type=float, default=0.01, help="the least gain of a step (default: %(default)s)")
+    add("--tokens", metavar="N", type=int, help=f"how many are scored (default: up to {TOKENS})")
+    add("--split", default="test", help="train, valid or test (default)")
+    add("--data", metavar="DIR", help="the data, where it is not where the first run was trained on it")
+    add("--memory", metavar="M", type=int, help="positions remembered by the models that have a memory")
+    add("--out", metavar="DIR", help="where recl.json and the figures go")
+    add("--json", action="store_true", help="print the result as JSON")
 
 
 @dataclass(frozen=True, kw_only=True)
