@@ -1,6 +1,7 @@
 """Who takes part in a workload, and whose answers theirs must be."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from transformer_xl.benchmarks.workloads import (
     MANY_LANES,
@@ -24,19 +25,20 @@ class Entrant:
 
 def entrants_of(workload: Workload, *, against_huggingface: bool) -> dict[str, Entrant]:
     """By the name of their process. Everybody is checked against Hugging Face, or without it against our model's own forward."""
-    if workload.kind == "training":
-        return training_entrants(workload, against_huggingface=against_huggingface)
-    reference = "huggingface" if against_huggingface else "forward"
-    mode = "generation" if workload.kind == "generation" else "evaluation"
+    training = workload.kind == "training"
+    # Without Hugging Face, the spelled-out formula says what training is.
+    reference = "huggingface" if against_huggingface else "formula" if training else "forward"
+    mode = workload.kind if workload.kind in ("generation", "training") else "evaluation"
 
     def entrant(implementation: str, *, lanes: int = 1, weight_bytes: int = 4) -> Entrant:
+        steps = partial(work_of_step, lanes=lanes, weight_bytes=weight_bytes)
         return Entrant(
             implementation=implementation,
-            lanes=lanes,
+            lanes=workload.batch if training else lanes,
             mode=mode,
             checked_against="" if implementation == reference else reference,
             must_agree=implementation != "int8",
-            work=work_of_step(workload, lanes=lanes, weight_bytes=weight_bytes),
+            work=(work_of_training if training else steps)(workload),
         )
 
     table = {"exact": entrant("exact")}
@@ -56,20 +58,3 @@ def entrants_of(workload: Workload, *, against_huggingface: bool) -> dict[str, E
     if against_huggingface:
         table["huggingface"] = entrant("huggingface")
     return table
-
-
-def training_entrants(workload: Workload, *, against_huggingface: bool) -> dict[str, Entrant]:
-    """Without Hugging Face, the spelled-out formula says what is right."""
-    names = ("exact", "huggingface") if against_huggingface else ("exact",)
-    reference = "huggingface" if against_huggingface else "formula"
-    return {
-        name: Entrant(
-            implementation=name,
-            lanes=workload.batch,
-            mode="training",
-            checked_against="" if name == reference else reference,
-            must_agree=True,
-            work=work_of_training(workload),
-        )
-        for name in names
-    }

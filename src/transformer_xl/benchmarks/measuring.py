@@ -89,12 +89,9 @@ class Result:
     rows: list[Row]
 
     def as_json(self) -> dict[str, object]:
-        told = {"tolerance": TOLERANCE, "limits": list(FORMULAS)}
-        return {
-            **{name: value for name, value in asdict(self).items() if name != "rows"},
-            **told,
-            "rows": asdict(self)["rows"],
-        }
+        told = asdict(self)
+        rows = told.pop("rows")
+        return {**told, "tolerance": TOLERANCE, "limits": list(FORMULAS), "rows": rows}
 
 
 def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool, preset: str | None = None) -> Result:
@@ -263,9 +260,7 @@ def row(
 ) -> Row:
     entrant = table[key]
     speed, slowest, fastest = spread(found.speeds(key))
-    limit = entrant.work.limit_seconds(
-        flops_per_second=machine.flops_per_second, bytes_per_second=machine.bytes_per_second
-    )
+    limit = max(entrant.work.flops / machine.flops_per_second, entrant.work.bytes / machine.bytes_per_second)
     tokens_of_a_step = entrant.lanes * (1 if entrant.mode == "generation" else workload.segment)
     to = {
         "huggingface": "huggingface" in table and key in ("exact", "int8", "huggingface"),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,16 +19,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.benchmarks.children import (
-    DISTURBED_SHARE,
-    TICK_SECONDS,
-    BenchmarkError,
-    Run,
-    busy_seconds,
-    cores,
-    spread,
-    take_turns,
-)
+from transformer_xl.benchmarks.children import BenchmarkError, Run, cores, spread, take_turns, watched
 from transformer_xl.benchmarks.measuring import processor_name
 from transformer_xl.benchmarks.workloads import Scale
 from transformer_xl.checkpoint import About, write_checkpoint
@@ -243,22 +234,16 @@ def measure_serving(*, scale: Scale, rounds: int) -> ServingResult:
     )
 
 
-def _timed(pid: int, work: Any) -> Run:
+def _timed(pid: int, work: Callable[[], tuple[int, float]]) -> Run:
     """With what the server and this process spent taken out of what the machine was busy with: the rest is others'."""
-    busy_before, ours_before, started_at = busy_seconds(), _spent(pid), time.perf_counter()
-    tokens, seconds = work()
-    elapsed, busy_after, ours_after = time.perf_counter() - started_at, busy_seconds(), _spent(pid)
-    others = 0.0
-    if busy_before is not None and busy_after is not None:
-        others = busy_after - busy_before - (ours_after - ours_before)
-    memory = _memory_mb(pid)
-    return Run(
-        tokens=tokens,
-        seconds=seconds,
-        memory_mb=memory,
-        peak_memory_mb=memory,
-        disturbed=others > DISTURBED_SHARE * elapsed * cores() + TICK_SECONDS,
-    )
+
+    def told() -> dict[str, float]:
+        before, (tokens, seconds) = _spent(pid), work()
+        spent, memory = _spent(pid) - before, _memory_mb(pid)
+        both = {"memory_mb": memory, "peak_memory_mb": memory}
+        return {"tokens": tokens, "seconds": seconds, "cpu_seconds": spent, **both}
+
+    return watched(told)
 
 
 def _spent(pid: int) -> float:
