@@ -1,6 +1,6 @@
 """Pictures as files. matplotlib is an extra, and is imported only when something is drawn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +42,28 @@ def picture(path: Path, *, title: str) -> Iterator[Any]:
         yield axes
         axes.set_title(title)
         axes.grid(True, which="major", alpha=0.3)
+
+
+def draw_lines(
+    path: Path,
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float], str]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    logarithmic: bool = False,
+) -> list[Path]:
+    """A line for each label, of its places, values and style. Where it was drawn: nowhere without matplotlib."""
+    if not can_draw():
+        return []
+    with picture(path, title=title) as axes:
+        for label, (places, values, style) in lines.items():
+            axes.plot(places, values, style, markersize=3, linewidth=1.2, label=label)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.set_yscale("log" if logarithmic else "linear")
+        axes.legend(fontsize=8)
+    return [path]
 
 
 @contextmanager

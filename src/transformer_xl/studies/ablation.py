@@ -10,7 +10,7 @@ from transformer_xl.console import progress
 from transformer_xl.data.store import Split, Store
 from transformer_xl.evaluation import UNIT_NAMES
 from transformer_xl.model import TransformerXL
-from transformer_xl.pictures import can_draw, picture
+from transformer_xl.pictures import draw_lines
 from transformer_xl.studies.lengths import (
     SWEEP,
     Point,
@@ -217,50 +217,36 @@ def report(
         }
         for row, found in results.items()
     }
-    header = [
-        "model",
-        "fed at once",
-        "recurrence",
-        "encoding",
-        "loss",
-        f"{name}, as trained",
-        f"{name}, best",
-        "attention length",
-    ]
-    header += ["paper: as trained", "paper: best", "paper: attention length"]
     rows = []
     for row in study.rows:
         found, config = columns[row.variant.name], results[row.variant.name][0].trained.asked.config
-        rows.append(
-            [
-                row.title or "-",
-                f"{fed_at_once(config)}",
-                "yes" if row.variant.recurrence else "no",
-                ENCODING_NAMES[row.variant.encoding],
-                "half" if row.variant.half_loss else "full",
-                mean_and_spread(found["init"], digits=digits),
-                mean_and_spread(found["best"], digits=digits),
-                several(found["attention"]),
-                "" if row.paper_init is None else f"{row.paper_init:.2f}",
-                f"{row.paper_best:.2f}",
-                "" if row.paper_attention is None else f"{row.paper_attention}",
-            ]
-        )
+        cells = {
+            "model": row.title or "-",
+            "fed at once": f"{fed_at_once(config)}",
+            "recurrence": "yes" if row.variant.recurrence else "no",
+            "encoding": ENCODING_NAMES[row.variant.encoding],
+            "loss": row.variant.loss,
+            f"{name}, as trained": mean_and_spread(found["init"], digits=digits),
+            f"{name}, best": mean_and_spread(found["best"], digits=digits),
+            "attention length": several(found["attention"]),
+            "paper: as trained": "" if row.paper_init is None else f"{row.paper_init:.2f}",
+            "paper: best": f"{row.paper_best:.2f}",
+            "paper: attention length": "" if row.paper_attention is None else f"{row.paper_attention}",
+        }
+        rows.append(cells)
     everyone = [result for found in results.values() for result in found]
-    pictures = drawn(study, setting, results, name=name)
     return Report(
         title=study.title,
         corpus=f"Corpus: {store.manifest.name} ({store.manifest.rule}); the first {len(split):,} tokens of its test split. The paper's figures are"
         f" perplexities on {'One Billion Word' if study.base == 'sentences' else 'WikiText-103'}.",
-        header=header,
         rows=rows,
         claims=[(claim.text, claim.verdict(columns)) for claim in study.claims],
         notes=[*notes(setting, everyone), *study.notes],
         commands=[
-            (row_title(row), row_commands(results[row.variant.name], setting, store=store, tokens=len(split)))
+            (row_title(row.variant), row_commands(results[row.variant.name], setting, store=store, tokens=len(split)))
             for row in study.rows
         ],
-        pictures=pictures,
+        pictures=drawn(study, setting, results, name=name),
         seconds=sum(result.seconds for result in everyone),
         values={"unit": unit, "rows": [row_json(row, results[row.variant.name]) for row in study.rows]},
     )
@@ -291,10 +277,9 @@ def notes(setting: Setting, results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def row_title(row: Row) -> str:
-    loss = "half" if row.variant.half_loss else "full"
-    recurrence = "recurrence" if row.variant.recurrence else "no recurrence"
-    return f"{ENCODING_NAMES[row.variant.encoding]}, {recurrence}, {loss} loss"
+def row_title(variant: Variant) -> str:
+    recurrence = "recurrence" if variant.recurrence else "no recurrence"
+    return f"{ENCODING_NAMES[variant.encoding]}, {recurrence}, {variant.loss} loss"
 
 
 def row_commands(found: Sequence[Result], setting: Setting, *, store: Store, tokens: int) -> list[str]:
@@ -321,7 +306,7 @@ def row_json(row: Row, found: Sequence[Result]) -> dict[str, Any]:
         "title": row.title,
         "recurrence": variant.recurrence,
         "encoding": variant.encoding,
-        "loss": "half" if variant.half_loss else "full",
+        "loss": variant.loss,
         "fed_at_once": fed_at_once(found[0].trained.asked.config),
         "paper": {"init": row.paper_init, "best": row.paper_best, "attention": row.paper_attention},
         "seeds": [
@@ -340,17 +325,11 @@ def row_json(row: Row, found: Sequence[Result]) -> dict[str, Any]:
 
 
 def drawn(study: Ablation, setting: Setting, results: dict[str, list[Result]], *, name: str) -> list[Path]:
-    if not can_draw():
-        return []
-    path = setting.out / f"{setting.study}-{setting.scale.name}.png"
-    with picture(path, title=study.title.split(" (")[0]) as axes:
-        for row in study.rows:
-            found = results[row.variant.name]
-            lengths = [point.attention for point in found[0].points]
-            means = [sum(result.points[place].value for result in found) / len(found) for place in range(len(lengths))]
-            style = "-" if row.variant.recurrence else "--"
-            axes.plot(lengths, means, style, marker="o", markersize=3, linewidth=1.2, label=row.variant.name)
-        axes.set_xlabel("attention length in evaluation")
-        axes.set_ylabel(name)
-        axes.legend(fontsize=7)
-    return [path]
+    lines = {}
+    for row in study.rows:
+        found = results[row.variant.name]
+        lengths = [point.attention for point in found[0].points]
+        means = [sum(result.points[place].value for result in found) / len(found) for place in range(len(lengths))]
+        lines[row.variant.name] = (lengths, means, "o-" if row.variant.recurrence else "o--")
+    title = study.title.split(" (")[0]
+    return draw_lines(setting.place(".png"), lines, title=title, x="attention length in evaluation", y=name)

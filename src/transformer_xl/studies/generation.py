@@ -47,8 +47,6 @@ def run_generation(setting: Setting) -> Report:
     return Report(
         title="Generated text (the paper's Appendix E)",
         corpus=f"Corpus: {store.manifest.name} ({store.manifest.rule}). The paper's examples are from its largest model of WikiText-103.",
-        header=(),
-        rows=(),
         text="\n\n".join(example_text(number + 1, example) for number, example in enumerate(examples)),
         notes=(
             f"the first {EXAMPLES} examples drawn are shown, none was chosen",

@@ -38,6 +38,10 @@ class Variant:
     length: float = 1.0
     """Tokens fed at once, over those of the base."""
 
+    @property
+    def loss(self) -> str:
+        return "half" if self.half_loss else "full"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:

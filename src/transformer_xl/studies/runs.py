@@ -43,17 +43,11 @@ class Setting:
     @property
     def command(self) -> str:
         data = [] if self.data is None else ["--data", str(self.data)]
-        words = [
-            "--scale",
-            self.scale.name,
-            *data,
-            "--out",
-            str(self.out),
-            "--seeds",
-            str(self.seeds),
-            *on_device(self.device),
-        ]
-        return shlex.join(["txl", "study", self.study, *words])
+        start = ["txl", "study", self.study, "--scale", self.scale.name, *data]
+        return shlex.join([*start, "--out", str(self.out), "--seeds", str(self.seeds), *on_device(self.device)])
+
+    def place(self, ending: str) -> Path:
+        return self.out / f"{self.study}-{self.scale.name}{ending}"
 
     def store(self, base: Base) -> Store:
         if self.data is None:
