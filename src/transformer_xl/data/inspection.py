@@ -1,6 +1,5 @@
 """What a store holds, for people and for programs: counts, the most frequent tokens, a sample, a plot of frequencies."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +64,12 @@ def summary(store: Store) -> dict[str, Any]:
     }
 
 
-def plot_frequencies(store: Store, path: Path, *, splits: Sequence[str] | None = None) -> None:
+def plot_frequencies(store: Store, path: Path) -> None:
     """Token frequency against rank, one line per split, both axes logarithmic: natural words make nearly straight lines."""
     manifest = store.manifest
     title = f"{manifest.name}: token frequencies ({manifest.vocabulary_size:,} {manifest.tokenizer_kind} tokens)"
     with picture(path, title=title) as axes:
-        for name in splits or store.splits:
+        for name in store.splits:
             counts = token_counts(store.split(name), vocabulary=manifest.vocabulary_size)
             ranked = np.sort(counts[counts > 0])[::-1]
             axes.loglog(np.arange(1, len(ranked) + 1), ranked / ranked.sum(), label=name, linewidth=1.5)

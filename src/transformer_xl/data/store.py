@@ -127,10 +127,9 @@ class Split:
         self.sentence_mark = sentence_mark
         self.tokens = _map(folder / f"{record.name}.tokens.bin", np.dtype(dtype).newbyteorder("<"))
         self.document_starts = _positions(folder / f"{record.name}.documents.bin", tokens=record.tokens)
-        sentences = folder / f"{record.name}.sentences.bin"
-        self.sentence_starts: Positions = (
-            _positions(sentences, tokens=record.tokens) if sentence_mark is not None else np.zeros(0, dtype=np.int64)
-        )
+        self.sentence_starts: Positions = np.zeros(0, dtype=np.int64)
+        if sentence_mark is not None:
+            self.sentence_starts = _positions(folder / f"{record.name}.sentences.bin", tokens=record.tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -225,25 +224,20 @@ def open_store(path: Path | str, *, verify: bool = False) -> Store:
         if Path(name).name != name:
             raise DataError(f"{place} is damaged ({name!r} is no name of a file in it); prepare the store again")
     for record in files:
-        _check_size(folder / record.name, record)
+        file = folder / record.name
+        if not file.is_file():
+            raise DataError(f"{file} is missing; prepare the store again")
+        if (size := file.stat().st_size) != record.bytes:
+            told = f"{size:,} bytes where the manifest says {record.bytes:,}"
+            raise DataError(f"{file} has {told}; prepare the store again")
     if verify:
         with progress(f"verifying {folder.name}", total=sum(file.bytes for file in files), unit="bytes") as advance:
             for record in files:
-                _check_sum(folder / record.name, record)
+                if (found := digest(folder / record.name)) != record.sha256:
+                    told = f"sha256 {found} where the manifest says {record.sha256}"
+                    raise DataError(f"{folder / record.name} has {told}; prepare the store again")
                 advance(record.bytes)
     return Store(folder=folder, manifest=manifest)
-
-
-def _check_size(file: Path, record: FileRecord) -> None:
-    if not file.is_file():
-        raise DataError(f"{file} is missing; prepare the store again")
-    if (size := file.stat().st_size) != record.bytes:
-        raise DataError(f"{file} has {size:,} bytes where the manifest says {record.bytes:,}; prepare the store again")
-
-
-def _check_sum(file: Path, record: FileRecord) -> None:
-    if (found := digest(file)) != record.sha256:
-        raise DataError(f"{file} has sha256 {found} where the manifest says {record.sha256}; prepare the store again")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,8 +337,7 @@ def encoded_by(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def sentence_mark(tokenizer: Tokenizer) -> int | None:
-    sentences = isinstance(tokenizer, WordTokenizer) and tokenizer.marks == "sentences"
-    return tokenizer.mark if isinstance(tokenizer, WordTokenizer) and sentences else None
+    return tokenizer.mark if isinstance(tokenizer, WordTokenizer) and tokenizer.marks == "sentences" else None
 
 
 def smallest_dtype(vocabulary: int) -> np.dtype[Any]:

@@ -90,25 +90,16 @@ def texts(parts: Sequence[Part], *, rule: DocumentRule) -> Iterator[str]:
 
 def write_splits(folder: Path, *, parts: Parts, tokenizer: Tokenizer, rule: DocumentRule) -> tuple[SplitRecord, ...]:
     """Encodes every split into its files. A split that shares its parts with an earlier one is encoded again: it is small."""
-    return tuple(
-        _write_split(folder, name=name, parts=split, tokenizer=tokenizer, rule=rule) for name, split in parts.items()
-    )
-
-
-def _write_split(
-    folder: Path, *, name: str, parts: Sequence[Part], tokenizer: Tokenizer, rule: DocumentRule
-) -> SplitRecord:
-    sentences = sentence_mark(tokenizer) is not None
+    sentences, records = sentence_mark(tokenizer) is not None, []
     fallback: Fallback = "none" if sentences else "word" if tokenizer.kind in BETWEEN_SPACES else "character"
-    with (
-        SplitWriter(folder=folder, name=name, vocabulary=tokenizer.size, sentences=sentences) as writer,
-        closing(
-            each_piece(parts, encode_piece, (tokenizer, rule), fallback=fallback, title=f"encoding {name}")
-        ) as encoded,
-    ):
-        for piece in encoded:
-            writer.append(piece)
-        return writer.finish()
+    for name, split in parts.items():
+        encoded = each_piece(split, encode_piece, (tokenizer, rule), fallback=fallback, title=f"encoding {name}")
+        writer = SplitWriter(folder=folder, name=name, vocabulary=tokenizer.size, sentences=sentences)
+        with writer, closing(encoded):
+            for piece in encoded:
+                writer.append(piece)
+            records.append(writer.finish())
+    return tuple(records)
 
 
 def encode_piece(shared: tuple[Tokenizer, DocumentRule], piece: Piece) -> Encoded:
@@ -195,13 +186,6 @@ def store_folder(out: Path) -> Iterator[Path]:
         raise DataError(f"{out} cannot be written: {error.strerror or error}; choose another `out=`") from error
 
 
-@contextmanager
-def scratch_folder(folder: Path) -> Iterator[Path]:
-    """A place for unpacked files inside the folder being made: it goes away with it, also when things go wrong."""
-    with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as scratch:
-        yield Path(scratch)
-
-
 Fill = Callable[[Path, Path], tuple[Manifest, Tokenizer]]
 """(folder of the store, scratch folder) -> what was written there."""
 
@@ -209,7 +193,8 @@ Fill = Callable[[Path, Path], tuple[Manifest, Tokenizer]]
 def make_store(out: Path | str, fill: Fill) -> Store:
     out = Path(out)
     with store_folder(out) as folder:
-        with scratch_folder(folder) as scratch:
-            manifest, tokenizer = fill(folder, scratch)
+        # A place for unpacked files inside the folder being made: it goes away with it, also when things go wrong.
+        with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as scratch:
+            manifest, tokenizer = fill(folder, Path(scratch))
         finish_store(folder, manifest=manifest, tokenizer=tokenizer)
     return open_store(out)

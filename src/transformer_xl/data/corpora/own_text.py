@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
@@ -184,7 +185,9 @@ def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
     names = SPLITS[: len(settings.shares)]
     if len(sources) < len(names):
         raise DataError(f"{len(sources)} files cannot be split into {len(names)} by file; use `split_by=share`")
-    waiting = sorted(sources, key=lambda source: hashlib.sha256(_file_name(source).encode()).hexdigest())
+    waiting = sorted(
+        sources, key=lambda source: hashlib.sha256((source.member or source.path.name).encode()).hexdigest()
+    )
     total = sum(source.disk_bytes for source in sources)
     chosen: dict[str, list[Source]] = {name: [] for name in names}
     for index, (name, share) in reversed(list(enumerate(zip(names, settings.shares, strict=True)))):
@@ -196,25 +199,18 @@ def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
     return {name: [Part(source=source) for source in sources if source in chosen[name]] for name in names}
 
 
-def _file_name(source: Source) -> str:
-    return source.member or source.path.name
-
-
 def _by_share(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
     """One split of the text after the other, each ending with a line wherever one ends nearby."""
     sizes = [_text_bytes(source) for source in sources]
     total = sum(sizes)
-    bounds = [0]
-    so_far = 0.0
+    bounds, so_far = [0], 0.0
     for share in settings.shares[:-1]:
         so_far += share
         bounds.append(_end_of_line(sources, sizes, round(so_far * total), settings.fallback))
     bounds.append(total)
     names = SPLITS[: len(settings.shares)]
-    return {
-        name: _between(sources, sizes, begin, end)
-        for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True)
-    }
+    ends = zip(names, pairwise(bounds), strict=True)
+    return {name: _between(sources, sizes, begin, end) for name, (begin, end) in ends}
 
 
 def _text_bytes(source: Source) -> int:
@@ -273,17 +269,12 @@ def _tokenizer(parts: dict[str, list[Part]], settings: OwnText) -> Tokenizer:
     if settings.tokenizer == "char":
         # Of all splits: a character unknown to the tokenizer could not be written down at all.
         everything = [part for split in parts.values() for part in split]
-        return CharTokenizer(
-            encoding.collect_characters(everything, rule=settings.rule, lower=settings.lower), lower=settings.lower
-        )
+        characters = encoding.collect_characters(everything, rule=settings.rule, lower=settings.lower)
+        return CharTokenizer(characters, lower=settings.lower)
     if settings.tokenizer == "word":
         counts = encoding.count_words(train, rule=settings.rule, lower=settings.lower, line_marks=True)
-        words = by_falling_frequency(
-            counts,
-            first=(END_OF_LINE, UNKNOWN),
-            min_count=settings.min_count or 1,
-            size=settings.vocabulary_size,
-        )
+        least, size = settings.min_count or 1, settings.vocabulary_size
+        words = by_falling_frequency(counts, first=(END_OF_LINE, UNKNOWN), min_count=least, size=size)
         return WordTokenizer(words, lower=settings.lower)
     return BytePairTokenizer.learn(
         encoding.texts(train, rule=settings.rule),

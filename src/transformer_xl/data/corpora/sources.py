@@ -103,20 +103,14 @@ class Source:
                     md5.update(block)
                 size += len(block)
                 yield block
-        if self.known is not None:
-            self._verify(size, md5.hexdigest())
+        if self.known is not None and self.known.md5 and (found := md5.hexdigest()) != self.known.md5:
+            raise DataError(
+                f"{self.name} is not the {self.known.name} we know: its md5 is {found} ({size:,} bytes) "
+                f"and should be {self.known.md5} ({self.known.bytes:,} bytes); bring the right file with `source=`"
+            )
 
     def read(self, *, advance: Advance | None = None) -> bytes:
         return b"".join(self.blocks(advance=advance))
-
-    def _verify(self, size: int, md5: str) -> None:
-        known = self.known
-        assert known is not None
-        if known.md5 and md5 != known.md5:
-            raise DataError(
-                f"{self.name} is not the {known.name} we know: its md5 is {md5} ({size:,} bytes) "
-                f"and should be {known.md5} ({known.bytes:,} bytes); bring the right file with `source=`"
-            )
 
 
 def is_tar(path: Path) -> bool:
@@ -136,7 +130,10 @@ def find_known(files: tuple[KnownFile, ...], *, source: Path, scratch: Path) -> 
     if not source.exists():
         raise DataError(f"{source} does not exist; give `source=` a file, an archive or a folder")
     if source.is_dir():
-        candidates = [found for path in sorted(source.rglob("*")) if path.is_file() for found in _inside_folder(path)]
+        candidates = []
+        for path in filter(Path.is_file, sorted(source.rglob("*"))):
+            # Only what calls itself a .zip is opened: a folder of downloads may hold anything else.
+            candidates += file_or_members(path) if path.suffix == ".zip" else [Source(path=path)]
     elif is_tar(source):
         candidates = unpack_tar(source, files=files, into=scratch)
     elif len(files) == 1 and kind_of(source) != "zip":
@@ -144,11 +141,6 @@ def find_known(files: tuple[KnownFile, ...], *, source: Path, scratch: Path) -> 
     else:
         candidates = file_or_members(source)
     return {file.name: _found(file, candidates) for file in files}
-
-
-def _inside_folder(path: Path) -> list[Source]:
-    # Only what calls itself a .zip is opened: a folder of downloads may hold anything else.
-    return file_or_members(path) if path.suffix == ".zip" else [Source(path=path)]
 
 
 def _found(known: KnownFile, candidates: list[Source]) -> list[Source]:

@@ -191,9 +191,8 @@ class WordTokenizer(Tokenizer):
             try:
                 return np.fromiter(map(self._id_of.__getitem__, words), dtype=np.int64, count=len(words))
             except KeyError as error:
-                raise DataError(
-                    f"the word {error.args[0]!r} is not in the vocabulary, which has no {UNKNOWN}"
-                ) from None
+                word = error.args[0]
+                raise DataError(f"the word {word!r} is not in the vocabulary, which has no {UNKNOWN}") from None
         known, unknown = self._id_of.get, self.unknown
         return np.fromiter((known(word, unknown) for word in words), dtype=np.int64, count=len(words))
 
