@@ -6,7 +6,7 @@ txl data data/enwik8 --plot frequencies.png
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from transformer_xl.data.inspection import plot_frequencies, summary
@@ -71,10 +71,10 @@ def splits_table(manifest: Manifest) -> str:
     return table(("split", "tokens", "bytes", "characters", "words", "documents"), rows)
 
 
-def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Aligned columns, the first to the left, numbers to the right; a column nobody fills is left out."""
+def table(titles: Sequence[str], rows: Sequence[tuple[str, ...]], *, left: Collection[str] = ()) -> str:
+    """Aligned columns, the first and those of `left` to the left, numbers to the right; a column nobody fills is left out."""
     columns = [column for column in zip(titles, *rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
-    sides = [str.ljust, *[str.rjust] * (len(columns) - 1)]
+    sides = [str.ljust if column[0] in (titles[0], *left) else str.rjust for column in columns]
     return "\n".join("  ".join(side(*cell) for side, *cell in zip(sides, line, widths, strict=True)) for line in lines)
