@@ -140,7 +140,13 @@ def average_attention(
     with using_lengths(model, rule):
         span = span_of(model, rule)
         if len(tokens) < span:
-            raise InputError(_too_short(len(tokens), span, rule))
+            short = f"the text has {len(tokens):,} tokens, fewer than one segment of {span:,}, so there is nothing to average;"
+            if rule.memory:
+                full = (
+                    f"a memory of {rule.memory:,} is full only from token {span:,} on, so there is nothing to average"
+                )
+                short = f"the text has {len(tokens):,} tokens, and {full}; take `memory={len(tokens) - 1}`, or"
+            raise InputError(f"{short} give a longer text")
         sums: dict[str, Floats] = {}
         entropy_NH, queries, first = np.zeros((N, H)), 0, 0
 
@@ -317,12 +323,3 @@ def last_full_position(averages: Averages, *, tokens: int) -> int:
     if averages.rule.memory:
         return tokens - 2
     return tokens // averages.rule.segment * averages.rule.segment - 1
-
-
-def _too_short(tokens: int, span: int, rule: Rule) -> str:
-    if rule.memory:
-        return (
-            f"the text has {tokens:,} tokens, and a memory of {rule.memory:,} is full only from token {span:,} on, so there is nothing to average;"
-            f" give a longer text, or `memory={tokens - 1}`"
-        )
-    return f"the text has {tokens:,} tokens, fewer than one segment of {span:,}, so there is nothing to average; give a longer text"

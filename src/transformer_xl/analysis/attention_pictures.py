@@ -39,12 +39,8 @@ def draw_averages(averages: Averages, path: Path, *, title: str, chosen: Sequenc
         _separate(beside, N, H)
         for layer, head in chosen:
             row = layer * H + head
-            beside.annotate(
-                f" {name_of((layer, head))}: {mean_distance[row]:.0f}",
-                (mean_distance[row], row),
-                va="center",
-                fontsize=7,
-            )
+            label = f" {name_of((layer, head))}: {mean_distance[row]:.0f}"
+            beside.annotate(label, (mean_distance[row], row), va="center", fontsize=7)
         beside.margins(x=0.6)
         _colour_bar(drawn, image, axes, averages)
 
@@ -107,10 +103,7 @@ def _lines_of_columns(one: Map) -> list[range]:
 
 def _positions(axes: Any, one: Map, columns: range, names: dict[int, str], *, width: int) -> None:
     rows = len(one.rows)
-    grey_TS, red_TS = (
-        np.full((rows, width), np.nan),
-        np.full((rows, width), np.nan),
-    )  # what a row does not see stays white
+    grey_TS, red_TS = np.full((2, rows, width), np.nan)  # what a row does not see stays white
     offset = width - len(columns)
     for line, row in enumerate(one.rows):
         probability, top = row.probability[TOTAL], set(row.top())
@@ -146,9 +139,8 @@ def _has_glyph(character: str) -> bool:
     from matplotlib.font_manager import findfont, get_font
 
     # A combining mark has nothing to stand on here, and a missing glyph would be a warning for each picture.
-    return (
-        unicodedata.combining(character) == 0 and get_font(findfont("DejaVu Sans")).get_char_index(ord(character)) != 0
-    )
+    font = get_font(findfont("DejaVu Sans"))
+    return unicodedata.combining(character) == 0 and font.get_char_index(ord(character)) != 0
 
 
 def _heat(axes: Any, averages: Averages, term: str, *, chosen: Sequence[Head] = ()) -> Any:
@@ -159,14 +151,8 @@ def _heat(axes: Any, averages: Averages, term: str, *, chosen: Sequence[Head] = 
     low, high = _limits(averages)
     rows: NDArray[np.float64] = values_NHR.reshape(N * H, R)[:, ::-1]
     extent = (R - 0.5, -0.5, N * H - 0.5, -0.5)
-    image = axes.imshow(
-        np.maximum(rows, low),
-        cmap="magma_r",
-        norm=LogNorm(low, high),
-        aspect="auto",
-        extent=extent,
-        interpolation="nearest",
-    )
+    look = {"cmap": "magma_r", "norm": LogNorm(low, high), "aspect": "auto", "interpolation": "nearest"}
+    image = axes.imshow(np.maximum(rows, low), extent=extent, **look)
     axes.set_xlabel("distance looked back, in tokens (0: the token itself)")
     if N * H <= 100:
         labels = [f"▸ {n + 1}.{h + 1}" if (n, h) in chosen else f"{n + 1}.{h + 1}" for n in range(N) for h in range(H)]

@@ -113,9 +113,8 @@ def context_losses(
     read_for = {length: length if farthest is None else min(length, farthest) for length in stretch.lengths}
     computed = sorted(set(read_for.values()))
     lanes = lanes_for(model.config, evaluation=evaluation, longest=computed[-1])
-    rule = make_rule(
-        model, evaluation, tokens=stretch.tokens, lanes=1
-    )  # for its lengths: lanes here are starts, each of its own
+    # For its lengths: lanes here are starts, each of its own.
+    rule = make_rule(model, evaluation, tokens=stretch.tokens, lanes=1)
     with using_lengths(model, rule), torch.inference_mode():
         loss_CP = _score(model, split, computed, stretch=stretch, lanes=lanes, keep=keep, about=about)
     losses = {length: loss_CP[computed.index(read_for[length])] for length in stretch.lengths}

@@ -22,12 +22,6 @@ HEADER_BYTES = 64 * 1024
 """More than the names and shapes in a saved engine take."""
 
 
-def lane_bytes(model: AnyModel) -> int:
-    """What an engine keeps of one text."""
-    config, size = model.config, model.vocabulary.bias_V.element_size()
-    return kept_bytes(config, lanes=1) * size // 4 if config.remembers else 0
-
-
 def saved_bytes(model: AnyModel) -> int:
     """The most that a saved session's engine takes on disk."""
     config, size = model.config, model.vocabulary.bias_V.element_size()
@@ -39,6 +33,7 @@ class Cost:
     """Of one model, in bytes."""
 
     lane: int
+    """What an engine keeps of one text."""
     engine: int
     """A lane, and the projected relative keys that each engine makes for itself."""
     working: int
@@ -46,7 +41,8 @@ class Cost:
 
     @classmethod
     def of(cls, model: AnyModel, *, segment: int) -> "Cost":
-        config, lane, size = model.config, lane_bytes(model), model.vocabulary.bias_V.element_size()
+        config, size = model.config, model.vocabulary.bias_V.element_size()
+        lane = kept_bytes(config, lanes=1) * size // 4 if config.remembers else 0
         words = max(end - start for start, end in pairwise(config.cluster_edges))
         working = 2 * CHUNK * words * size
         table = config.kept_of_a_position // 2 * (config.memory + CHUNK) * size

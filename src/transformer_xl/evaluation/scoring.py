@@ -111,11 +111,7 @@ class Figures:
         return self.bits_per_byte if unit == "bits_per_byte" else self.bits_per_token
 
     def as_json(self) -> dict[str, Any]:
-        names = ("tokens", "loss_nats", "bits_per_token", "perplexity", "bits_per_byte", "seconds")
-        return {name: getattr(self, name) for name in names} | {
-            "rule": vars(self.rule),
-            "rule_in_words": self.rule.sentence(),
-        }
+        return {**vars(self), "rule": vars(self.rule), "rule_in_words": self.rule.sentence()}
 
 
 UNIT_NAMES = {
@@ -141,9 +137,8 @@ def make_rule(
             f"lanes: {shown(lanes)} for {tokens:,} tokens; take at least 1, and at most as many as there are tokens"
         )
     if lanes is None:
-        config = model.config.with_lengths(
-            memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length
-        )
+        asked = {name: getattr(lengths, name) for name in ("memory", "clamp_len", "same_length")}
+        config = model.config.with_lengths(**asked)
         lanes = PAPER_LANES if name == "paper" else lanes_for(config, tokens=tokens, segment=lengths.segment)
     if model.config.recurrent and name == "exact" and lanes > 1:
         raise ConfigError(
@@ -196,9 +191,8 @@ def figures(losses: Losses, *, split: Split, rule: Rule, seconds: float) -> Figu
         loss_nats=mean,
         bits_per_token=bits,
         perplexity=math.exp(min(mean, 700.0)),
-        bits_per_byte=bits
-        * len(split)
-        / split.bytes,  # the scored tokens' share of the text is taken to be their share of the tokens
+        # The scored tokens' share of the text is taken to be their share of the tokens.
+        bits_per_byte=bits * len(split) / split.bytes,
         seconds=seconds,
         rule=rule,
     )

@@ -27,9 +27,8 @@ def draw_sweep(results: Sequence[Figures], path: Path, *, unit: str, trained: in
     if not can_draw():
         return False
     with picture(path, title=title) as axes:
-        places = range(
-            len(results)
-        )  # evenly spaced: lengths grow by doubling, and 0 has no place on a logarithmic axis
+        # Evenly spaced: lengths grow by doubling, and 0 has no place on a logarithmic axis.
+        places = range(len(results))
         axes.plot(places, [result.value(unit) for result in results], marker="o")
         axes.set_xticks(list(places), [str(result.rule.memory) for result in results])
         for place, result in enumerate(results):
