@@ -373,13 +373,10 @@ def sync_tree(folder: Path) -> None:
     """Everything in a folder, what lies deepest first."""
     for place, _, names in os.walk(folder, topdown=False):
         for name in sorted(names):
-            sync_file(Path(place, name))
+            # Windows writes out only what may be written.
+            with Path(place, name).open("r+b" if sys.platform == "win32" else "rb") as file:
+                os.fsync(file.fileno())
         sync_folder(Path(place))
-
-
-def sync_file(path: Path) -> None:
-    with path.open("r+b" if sys.platform == "win32" else "rb") as file:  # Windows writes out only what may be written
-        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

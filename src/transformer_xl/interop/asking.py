@@ -64,16 +64,9 @@ def contents_of(files: Mapping[str, Path], *, scratch: Path) -> dict[str, Conten
 def _run(folder: Path, *, title: str, total: int, seconds: int) -> int:
     command = [sys.executable, "-I", "-B", "-c", PROGRAM, str(folder.resolve()), *sys.path]
     environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.environ.get("PATH", "")}
-    deadline = time.monotonic() + PATIENCE * seconds
+    deadline, nowhere = time.monotonic() + PATIENCE * seconds, subprocess.DEVNULL
     with (
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as child,
+        subprocess.Popen(command, cwd=folder, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere) as child,
         progress(title, total=total, unit="bytes") as advance,
     ):
         done = 0

@@ -1,7 +1,6 @@
 """A foreign checkpoint -> an ordinary run folder. The files are found (`sources`), the child is asked what they hold (`asking`), their format says what
 that means (`formats`); with a tokenizer and a configuration it is written at once."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -83,7 +82,9 @@ def read_model(source: Source, *, lengths: Lengths, scratch: Path) -> ForeignMod
         case "huggingface":
             foreign = _read_huggingface(source, lengths, scratch)
         case "tensorflow":
-            foreign = _read_tensorflow(source, lengths, scratch)
+            variables = contents_of({"bundle": source.model}, scratch=scratch)["bundle"].tensors.get("model", {})
+            told = read_file(source.config) if source.config else {}
+            foreign = model_from_variables(variables, told=told, told_in=source.config, lengths=lengths)
         case "torch":
             foreign = _read_torch(source, lengths, scratch)
     weights = {name: value.float() for name, value in foreign.weights.items()}
@@ -101,7 +102,10 @@ def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> Foreig
     ours = told.get("model_type") == RunConfig.model_type  # saved by transformers
     config = lengths.given_to(config_from_saved(told) if ours else config_from_huggingface(told))
     if source.model.suffix == ".safetensors":
-        theirs = _safetensors(source.model)
+        try:
+            theirs: dict[str, Tensor] = load_file(source.model)
+        except SafetensorError as error:
+            raise ImportRefused(f"{source.model}: it is damaged, or no safetensors file ({error})") from None
     elif ours:
         raise ImportRefused(f"{source.model}: a model of ours is saved as safetensors, never so")
     else:
@@ -123,20 +127,6 @@ def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel
     if optimiser is not None and optimiser.kind != "optimiser":
         raise ImportRefused(f"{source.optimiser}: it holds no optimiser's state")
     return model_from_torch(model, optimiser=optimiser or model, lengths=lengths)
-
-
-def _read_tensorflow(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel:
-    variables = contents_of({"bundle": source.model}, scratch=scratch)["bundle"].tensors.get("model", {})
-    told = read_file(source.config) if source.config else {}
-    return model_from_variables(variables, told=told, told_in=source.config, lengths=lengths)
-
-
-def _safetensors(path: Path) -> Mapping[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except SafetensorError as error:
-        raise ImportRefused(f"{path}: it is damaged, or no safetensors file ({error})") from None
-    return tensors
 
 
 # --- the vocabulary
