@@ -32,16 +32,6 @@ def token_counts(split: Split, *, vocabulary: int) -> NDArray[np.int64]:
     return counts
 
 
-def most_frequent(store: Store, counts: NDArray[np.int64]) -> list[dict[str, Any]]:
-    order = np.argsort(-counts, kind="stable")[:TOP]
-    total = int(counts.sum())
-    return [
-        {"token": store.tokenizer.token(int(id)), "count": int(counts[id]), "share": int(counts[id]) / total}
-        for id in order
-        if counts[id]
-    ]
-
-
 def sample(store: Store, split: Split) -> str:
     """The beginning of the split's first document, as a person would want to read it."""
     start = int(split.document_starts[0]) if len(split.document_starts) else 0
@@ -58,7 +48,11 @@ def summary(store: Store) -> dict[str, Any]:
         **manifest.to_json(),
         "folder": str(store.folder),
         "bytes_on_disk": sum(file.bytes for split in manifest.splits for file in split.files),
-        "frequent": most_frequent(store, counts),
+        "frequent": [
+            {"token": store.tokenizer.token(id), "count": int(counts[id]), "share": int(counts[id]) / int(counts.sum())}
+            for id in np.argsort(-counts, kind="stable")[:TOP].tolist()
+            if counts[id]
+        ],
         "unused_tokens": int((counts == 0).sum()),
         "sample": sample(store, first),
     }

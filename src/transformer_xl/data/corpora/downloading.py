@@ -48,9 +48,7 @@ def download(place: Place, *, into: Path) -> Path:
     try:
         return _download(place, target)
     except OSError as error:
-        raise DataError(
-            f"{into} cannot be written: {error.strerror or error}; set XDG_CACHE_HOME to another place"
-        ) from error
+        raise DataError(f"{into} cannot be written: {error.strerror or error}; set another XDG_CACHE_HOME") from error
 
 
 def _download(place: Place, target: Path) -> Path:

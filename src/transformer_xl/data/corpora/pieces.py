@@ -185,9 +185,7 @@ def ordered_map(
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
-            raise DataError(
-                "a worker process was killed, most likely for want of memory; free some and try again"
-            ) from error
+            raise DataError("a worker process was killed, most likely for want of memory; free some") from error
         finally:
             for future in waiting:
                 future.cancel()

@@ -21,12 +21,7 @@ STRIDE = 1 << 22
 
 
 def fill_symbols(
-    recipe: Recipe,
-    place: Path,
-    folder: Path,
-    scratch: Path,
-    newlines: Literal["keep", "drop"],
-    wanted: tuple[str, ...],
+    recipe: Recipe, place: Path, folder: Path, scratch: Path, newlines: Literal["keep", "drop"], wanted: tuple[str, ...]
 ) -> tuple[Manifest, Tokenizer, Counts]:
     """What was written, and what must have come out."""
     known = recipe.files[0]

@@ -22,9 +22,7 @@ def readable(tokenizer: Tokenizer, token: int) -> str:
 
 def visible(name: str) -> str:
     """A token's text with its white space shown, and characters that would show nothing, or move others, by their number."""
-    return "".join(
-        MARKS.get(character) or (character if character.isprintable() else ascii(character)[1:-1]) for character in name
-    )
+    return "".join(MARKS.get(each) or (each if each.isprintable() else ascii(each)[1:-1]) for each in name)
 
 
 def detokenize(text: str) -> str:
