@@ -48,16 +48,13 @@ def contents_of(files: Mapping[str, Path], *, scratch: Path) -> dict[str, Conten
     title = f"reading {', '.join(path.name for path in files.values())}"
     code = _run(scratch, title=title, total=total, seconds=seconds)
     if (scratch / "unlimited").is_file():
-        say(
-            f"this system ({sys.platform}) holds no process to a limit of memory: only time and output were limited for {names}"
-        )
+        unlimited = f"this system ({sys.platform}) holds no process to a limit of memory"
+        say(f"{unlimited}: only time and output were limited for {names}")
     if (scratch / "refused.json").is_file():
         refused = json.loads((scratch / "refused.json").read_text(encoding="utf-8"))
         raise ImportRefused(f"{refused['path']}: {refused['sentence']}")
     if code != 0:
-        raise ImportRefused(
-            f"{names}: reading it took more time or memory than a file of its size needs, so it was stopped"
-        )
+        raise ImportRefused(f"{names}: reading took more time or memory than a file of its size needs, and was stopped")
     return {role: _contents(scratch, role, path) for role, path in files.items()}
 
 

@@ -12,19 +12,15 @@ from torch import Tensor
 from transformer_xl import __version__
 from transformer_xl.checkpoint import About, Counters, RunFolder, TrainingState, write_checkpoint
 from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+from transformer_xl.config.fields import convert
 from transformer_xl.config.sources import read_file
 from transformer_xl.console import say
 from transformer_xl.data.text.tokenizers import load_tokenizer
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, hidden_folder, write_json
 from transformer_xl.interop.asking import contents_of
+from transformer_xl.interop.formats import huggingface
 from transformer_xl.interop.formats.foreign_model import ForeignModel, Lengths, OptimiserState
-from transformer_xl.interop.formats.huggingface import (
-    config_from_huggingface,
-    config_from_saved,
-    model_from_huggingface,
-    model_from_saved,
-)
 from transformer_xl.interop.formats.original import contents_of_export, model_from_torch
 from transformer_xl.interop.formats.tensorflow import model_from_variables
 from transformer_xl.interop.formats.vocabularies import ForeignVocabulary, choose_tokenizer, numbers_only
@@ -100,7 +96,8 @@ def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> Foreig
     assert source.config is not None
     told = read_file(source.config)
     ours = told.get("model_type") == RunConfig.model_type  # saved by transformers
-    config = lengths.given_to(config_from_saved(told) if ours else config_from_huggingface(told))
+    saved = convert(ModelConfig, told.get("model"), name="model") if ours else None
+    config = lengths.given_to(saved or huggingface.config_from_huggingface(told))
     if source.model.suffix == ".safetensors":
         try:
             theirs: dict[str, Tensor] = load_file(source.model)
@@ -113,7 +110,11 @@ def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> Foreig
         if contents.kind != "weights":
             raise ImportRefused(f"{source.model}: it holds more than weights, which Hugging Face's does not")
         theirs = contents.tensors.get("model", {})
-    return model_from_saved(theirs, config) if ours else model_from_huggingface(theirs, config, told)
+    return (
+        huggingface.model_from_saved(theirs, config)
+        if ours
+        else huggingface.model_from_huggingface(theirs, config, told)
+    )
 
 
 def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel:
@@ -234,6 +235,10 @@ def _write(out: Path, source: Source, foreign: ForeignModel, words: ForeignVocab
         "rules": {**foreign.rules, "vocabulary": words.reason, "weights": "float32"},
         "optimiser": optimiser,
     }
+    # As `training` keeps it: the data are read from their beginning, with an empty memory, for no old format says where it stood in ours. Without
+    # the optimiser's state training can go on, too: an optimiser without one begins anew.
+    momenta = foreign.optimiser.tensors if isinstance(foreign.optimiser, OptimiserState) else {}
+    tensors = {"random.cpu": torch.Generator().manual_seed(config.training.seed).get_state(), **momenta}
     with atomic_folder(out) as temporary:
         run = RunFolder(temporary)
         write_json(run.config, asdict(config))
@@ -244,7 +249,7 @@ def _write(out: Path, source: Source, foreign: ForeignModel, words: ForeignVocab
             about=about,
             weights=foreign.weights,
             tokenizer=words.tokenizer,
-            training=_training_state(foreign, config),
+            training=TrainingState(tensors=tensors, counters=Counters.unbegun(step=foreign.step)),
         )
     return Imported(
         run=out,
@@ -255,14 +260,4 @@ def _write(out: Path, source: Source, foreign: ForeignModel, words: ForeignVocab
         vocabulary=words,
         step=foreign.step,
         optimiser=optimiser,
-    )
-
-
-def _training_state(foreign: ForeignModel, config: RunConfig) -> TrainingState:
-    """As `training` keeps it: the data are read from their beginning, with an empty memory, for no old format says where it stood in ours. Without
-    the optimiser's state training can go on, too: an optimiser without one begins anew."""
-    momenta = foreign.optimiser.tensors if isinstance(foreign.optimiser, OptimiserState) else {}
-    generator = torch.Generator().manual_seed(config.training.seed)
-    return TrainingState(
-        tensors={"random.cpu": generator.get_state(), **momenta}, counters=Counters.unbegun(step=foreign.step)
     )

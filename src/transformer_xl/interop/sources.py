@@ -116,9 +116,8 @@ def _named_newest(folder: Path, indices: list[Path]) -> Path | None:
     note = folder / "checkpoint"
     if not note.is_file() or note.stat().st_size > 1 << 20:
         return None
-    match = re.search(
-        r'^model_checkpoint_path: "([^"]+)"', note.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
-    )
+    text = note.read_text(encoding="utf-8", errors="replace")
+    match = re.search(r'^model_checkpoint_path: "([^"]+)"', text, re.MULTILINE)
     names = {path.name: path for path in indices}
     return names.get(f"{Path(match[1]).name}.index") if match else None
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.fields import convert, read
+from transformer_xl.config.fields import read
 from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.formats.foreign_model import ForeignModel, check_shapes, shapes_of
 from transformer_xl.interop.formats.layout import HUGGINGFACE, SETTINGS, refuse, settings_to, weights_from, weights_to
@@ -55,11 +55,6 @@ def model_from_huggingface(theirs: Mapping[str, Tensor], config: ModelConfig, to
             "clusters": "in the order of the paper",
         },
     )
-
-
-def config_from_saved(told: Mapping[str, Any]) -> ModelConfig:
-    config: ModelConfig = convert(ModelConfig, told.get("model"), name="model")
-    return config
 
 
 def model_from_saved(theirs: Mapping[str, Tensor], config: ModelConfig) -> ForeignModel:

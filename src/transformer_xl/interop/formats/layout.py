@@ -60,10 +60,7 @@ SETTINGS = {
 }
 """What the authors' code and Hugging Face's call the same, theirs to ours."""
 BIAS_NAMES = {"r_w_bias": "encoding.content_bias_PHK", "r_r_bias": "encoding.position_bias_PHK"}
-TAIL_NAMES = {
-    "crit.cluster_weight": "vocabulary.tail_weight_CE",
-    "crit.cluster_bias": "vocabulary.tail_bias_C",
-}
+TAIL_NAMES = {"crit.cluster_weight": "vocabulary.tail_weight_CE", "crit.cluster_bias": "vocabulary.tail_bias_C"}
 
 
 def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, layout: Layout) -> dict[str, Tensor]:
@@ -87,7 +84,9 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, layout: Layo
     for name in {piece.theirs for piece in _pieces(config, layout)}:
         left.pop(name)
     compare_shapes(shapes_of(ours), wanted)
-    _check_frequencies(left.pop(layout.frequencies, None), config, layout)
+    stored, computed = left.pop(layout.frequencies, None), frequencies(config.d_model, rounded=config.frequencies)
+    if stored is not None and (stored.shape != computed.shape or not torch.allclose(stored.float(), computed)):
+        raise CheckpointError(f"{layout.frequencies} holds other numbers than the paper's; the checkpoint is damaged")
     if left:
         raise CheckpointError(
             f"{min(left)} belongs to no Transformer-XL of this configuration; is it the right one for these weights?"
@@ -101,9 +100,8 @@ def weights_to(ours: Mapping[str, Tensor], config: ModelConfig, layout: Layout) 
     theirs = {}
     if config.encoding in ("relative", "absolute"):
         theirs[layout.frequencies] = frequencies(config.d_model, rounded=config.frequencies)
-    for name, pieces in groupby(
-        sorted(_pieces(config, layout), key=lambda piece: piece.theirs), key=lambda piece: piece.theirs
-    ):
+    by_name = sorted(_pieces(config, layout), key=lambda piece: piece.theirs)
+    for name, pieces in groupby(by_name, key=lambda piece: piece.theirs):
         theirs[name] = torch.cat([piece.of_ours(ours[piece.ours]) for piece in pieces]).contiguous()
     return theirs
 
@@ -240,16 +238,6 @@ def copies(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 # --- refusing
-
-
-def _check_frequencies(stored: Tensor | None, config: ModelConfig, layout: Layout) -> None:
-    if stored is None:
-        return
-    computed = frequencies(config.d_model, rounded=config.frequencies)
-    if stored.shape != computed.shape or not torch.allclose(stored.float(), computed):
-        raise CheckpointError(
-            f"{layout.frequencies} holds other frequencies than the paper's; the checkpoint is damaged"
-        )
 
 
 def _check_amount(theirs: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:

@@ -94,9 +94,7 @@ def model_variables(variables: Mapping[str, Tensor], slot: str = "") -> dict[str
     """Those of the model, or one of Adam's slots for each, without the scope they stand in."""
     scopes = {name.removesuffix("r_w_bias") for name in variables if re.search(r"(^|/)r_w_bias$", name)}
     if len(scopes) != 1:
-        raise CheckpointError(
-            "the checkpoint has no variable r_w_bias, or several; it is no Transformer-XL of the authors"
-        )
+        raise CheckpointError("the checkpoint has no variable r_w_bias, or several; it is none of the authors' models")
     scope = scopes.pop()
     inside = {name.removeprefix(scope): value for name, value in variables.items() if name.startswith(scope)}
     if slot:

@@ -23,15 +23,8 @@ TABLE_MAGIC = 0xDB4775248B80FB57
 LARGEST_INDEX = 64 << 20
 MOST_VARIABLES = 100_000
 TYPES = {
-    1: "float32",
-    2: "float64",
-    3: "int32",
-    9: "int64",
-    14: "bfloat16",
-    19: "float16",
-    10: "bool",
-    4: "uint8",
-    6: "int8",
+    **{1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"},
+    **{3: "int32", 4: "uint8", 6: "int8", 9: "int64", 10: "bool"},
 }
 CHECKED_AT_ONCE = 64 << 20
 POLYNOMIAL = 0x82F63B78
