@@ -142,9 +142,7 @@ def average_attention(
         if len(tokens) < span:
             short = f"the text has {len(tokens):,} tokens, fewer than one segment of {span:,}, so there is nothing to average;"
             if rule.memory:
-                full = (
-                    f"a memory of {rule.memory:,} is full only from token {span:,} on, so there is nothing to average"
-                )
+                full = f"a memory of {rule.memory:,} is full only from token {span:,} on, so nothing can be averaged"
                 short = f"the text has {len(tokens):,} tokens, and {full}; take `memory={len(tokens) - 1}`, or"
             raise InputError(f"{short} give a longer text")
         sums: dict[str, Floats] = {}
@@ -238,9 +236,8 @@ def _rows(
         queries = [position - here for position in wanted if 0 <= position - here < probability_BHTR.shape[2]]
         if not chosen or not queries:
             return
-        by_term = {TOTAL: probability_BHTR} | {
-            term: scores.probability(term).expand_as(probability_BHTR) for term in scores.terms
-        }
+        alone = {term: scores.probability(term).expand_as(probability_BHTR) for term in scores.terms}
+        by_term = {TOTAL: probability_BHTR, **alone}
         for head in chosen:
             for t in queries:
                 before = here if rule.memory else 0  # without memory, a query knows nothing before its segment

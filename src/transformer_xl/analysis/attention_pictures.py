@@ -77,19 +77,16 @@ def draw_heads(maps: Sequence[Map], names: dict[int, str], path: Path, *, title:
             lines = _lines_of_columns(one)
             _positions(axes, one, columns, names, width=len(lines[-1]))
             if columns == lines[0]:
-                axes.set_title(_title(one), loc="left", fontsize=10)
+                span = max(len(row.probability[TOTAL]) for row in one.rows)
+                cut = f", the nearest {MOST_COLUMNS} of {span} keys" if span > MOST_COLUMNS else ""
+                name = f"layer {one.head[0] + 1}, head {one.head[1] + 1}, at token {one.position + 1:,}{cut}"
+                axes.set_title(name, loc="left", fontsize=10)
         drawn.suptitle(
             f"{title}\nEach row is a position (the last, bold, was asked for), each column a token it may look at; darker is more, by the row's own maximum."
             "\nRed: the fifth of the tokens that the row looks at most; red words: that of the last row.",
             fontsize=11,
             parse_math=False,
         )
-
-
-def _title(one: Map) -> str:
-    span = max(len(row.probability[TOTAL]) for row in one.rows)
-    cut = f", the nearest {MOST_COLUMNS} of {span} keys" if span > MOST_COLUMNS else ""
-    return f"layer {one.head[0] + 1}, head {one.head[1] + 1}, at token {one.position + 1:,}{cut}"
 
 
 def _lines_of_columns(one: Map) -> list[range]:
@@ -148,7 +145,9 @@ def _heat(axes: Any, averages: Averages, term: str, *, chosen: Sequence[Head] = 
 
     values_NHR = averages.average[term]
     N, H, R = values_NHR.shape
-    low, high = _limits(averages)
+    # One scale for all pictures of one analysis, from a hundredth of what looking everywhere alike would give.
+    high = max(float(values.max()) for values in averages.average.values())
+    low = min(0.01 / averages.span, high / 10)
     rows: NDArray[np.float64] = values_NHR.reshape(N * H, R)[:, ::-1]
     extent = (R - 0.5, -0.5, N * H - 0.5, -0.5)
     look = {"cmap": "magma_r", "norm": LogNorm(low, high), "aspect": "auto", "interpolation": "nearest"}
@@ -168,12 +167,6 @@ def _heat(axes: Any, averages: Averages, term: str, *, chosen: Sequence[Head] = 
 def _separate(axes: Any, layers: int, heads: int) -> None:
     for layer in range(1, layers):
         axes.axhline(layer * heads - 0.5, color="black", linewidth=0.9)
-
-
-def _limits(averages: Averages) -> tuple[float, float]:
-    """One scale for all pictures of one analysis, from a hundredth of what looking everywhere alike would give."""
-    high = max(float(values.max()) for values in averages.average.values())
-    return min(0.01 / averages.span, high / 10), high
 
 
 def _colour_bar(drawn: Any, image: Any, axes: Any, averages: Averages) -> None:

@@ -65,9 +65,7 @@ def make_stretch(split: Split, *, lengths: Sequence[int], tokens: int | None, mo
     longest = max(lengths)
     left = len(split) - longest
     if min(lengths) < 1:
-        raise InputError(
-            f"a context of {min(lengths)} tokens shows a model nothing to predict from; start at 1 or more"
-        )
+        raise InputError(f"a context of {min(lengths)} tokens shows a model nothing to predict from; start at 1")
     if left < 1:
         raise InputError(
             f"a context of {longest:,} tokens is longer than {split.name} allows ({len(split):,} tokens); lower the longest context"
@@ -243,9 +241,7 @@ def _about(
         "first": stretch.first,
         "tokens": stretch.tokens,
         "lengths": list(stretch.lengths),
-        "memory": evaluation.memory,
-        "clamp_len": evaluation.clamp_len,
-        "same_length": evaluation.same_length,
+        **{name: getattr(evaluation, name) for name in ("memory", "clamp_len", "same_length")},
         "sees_at_most": farthest,
     }
 

@@ -144,9 +144,7 @@ def _checked(by_length: Mapping[int, NDArray[Any]], length: int, name: str) -> i
     """How many positions these losses have, once they are what they should be."""
     if length not in by_length:
         held = ", ".join(map(str, sorted(by_length))) or "none"
-        raise InputError(
-            f"{name} has no losses for context {length} (it has {held}); choose start, step and longest to fit"
-        )
+        raise InputError(f"{name} has no losses for context {length} (it has {held}); fit start, step and longest")
     array = by_length[length]
     if array.ndim != 1 or array.dtype.kind not in "fiu":
         raise InputError(

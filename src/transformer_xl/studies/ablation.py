@@ -11,17 +11,7 @@ from transformer_xl.data.store import Split, Store
 from transformer_xl.evaluation import UNIT_NAMES
 from transformer_xl.model import TransformerXL
 from transformer_xl.pictures import draw_lines
-from transformer_xl.studies.lengths import (
-    SWEEP,
-    Point,
-    as_trained,
-    at_attention,
-    best_point,
-    fed_at_once,
-    has_windows,
-    sweep_lengths,
-    trained_attention,
-)
+from transformer_xl.studies import lengths as attention
 from transformer_xl.studies.models import Variant, on_device
 from transformer_xl.studies.report import Report, mean_and_spread, several
 from transformer_xl.studies.runs import Setting, Trained, remembered, trained, variant_model
@@ -173,13 +163,13 @@ class Result:
     """One model of one seed."""
 
     trained: Trained
-    init: Point
-    points: tuple[Point, ...]
+    init: attention.Point
+    points: tuple[attention.Point, ...]
     unit: str
 
     @property
-    def best(self) -> Point:
-        return best_point((self.init, *self.points), unit=self.unit)
+    def best(self) -> attention.Point:
+        return attention.best_point((self.init, *self.points), unit=self.unit)
 
     @property
     def seconds(self) -> float:
@@ -187,20 +177,23 @@ class Result:
 
 
 def measured(model: Trained, split: Split, *, setting: Setting, unit: str, segment: int) -> Result:
-    lengths = sweep_lengths(model.asked.config, segment=segment)
+    lengths = attention.sweep_lengths(model.asked.config, segment=segment)
 
     def compute() -> dict[str, Any]:
         weights = model.load(device=setting.device).model
         assert isinstance(weights, TransformerXL), "every row is a variant of it"
         with progress(f"evaluating {model.asked.name}", total=(len(lengths) + 1) * (len(split) - 1)) as advance:
-            init = as_trained(weights, split, config=model.asked.config, unit=unit, advance=advance)
-            points = [at_attention(weights, split, attention=length, unit=unit, advance=advance) for length in lengths]
+            init = attention.as_trained(weights, split, config=model.asked.config, unit=unit, advance=advance)
+            points = [
+                attention.at_attention(weights, split, attention=length, unit=unit, advance=advance)
+                for length in lengths
+            ]
         return {"init": init.as_json(), "points": [point.as_json() for point in points]}
 
     key = {"tokens": len(split), "lengths": lengths, "unit": unit}
     found = remembered(model.folder, "attention", key=key, compute=compute)
-    points = tuple(Point(**point) for point in found["points"])
-    return Result(trained=model, init=Point(**found["init"]), points=points, unit=unit)
+    points = tuple(attention.Point(**point) for point in found["points"])
+    return Result(trained=model, init=attention.Point(**found["init"]), points=points, unit=unit)
 
 
 def report(
@@ -213,7 +206,7 @@ def report(
             "init": [result.init.value for result in found],
             "best": [result.best.value for result in found],
             "attention": [float(result.best.attention) for result in found],
-            "trained_attention": [float(trained_attention(result.trained.asked.config)) for result in found],
+            "trained_attention": [float(attention.trained_attention(result.trained.asked.config)) for result in found],
         }
         for row, found in results.items()
     }
@@ -222,7 +215,7 @@ def report(
         found, config = columns[row.variant.name], results[row.variant.name][0].trained.asked.config
         cells = {
             "model": row.title or "-",
-            "fed at once": f"{fed_at_once(config)}",
+            "fed at once": f"{attention.fed_at_once(config)}",
             "recurrence": "yes" if row.variant.recurrence else "no",
             "encoding": ENCODING_NAMES[row.variant.encoding],
             "loss": row.variant.loss,
@@ -254,7 +247,7 @@ def report(
 
 def notes(setting: Setting, results: Sequence[Result]) -> list[str]:
     first = results[0].trained.asked.config.training
-    sweep = ", ".join(f"{share:g}" for share in SWEEP)
+    sweep = ", ".join(f"{share:g}" for share in attention.SWEEP)
     lines = [
         f"every model takes {first.steps:,} steps of {first.lanes} lanes; full and half loss are fed the same number of tokens a step and cost the same;"
         " half loss scores half of them, and so moves through half as much text",
@@ -286,13 +279,11 @@ def row_commands(found: Sequence[Result], setting: Setting, *, store: Store, tok
     """Of the first seed; the others differ in one word and the run's name."""
     model, best = found[0].trained, found[0].best
     commands = [model.asked.command(data=store.folder, run=model.folder, device=setting.device)]
-    if has_windows(model.asked.config):
+    if attention.has_windows(model.asked.config):
         commands.append(f"# its windows are read by: {setting.command}")
     else:
-        evaluate = shlex.join(
-            ["txl", "evaluate", str(model.folder), "--tokens", str(tokens), *on_device(setting.device)]
-        )
-        commands.append(evaluate)
+        words = ["txl", "evaluate", str(model.folder), "--tokens", str(tokens), *on_device(setting.device)]
+        commands.append(evaluate := shlex.join(words))
         if best != found[0].init:
             commands.append(f"{evaluate} --segment {best.attention} --memory {best.attention} --same-length")
     others = [f"--training.seed {result.trained.seed} --run {result.trained.folder}" for result in found[1:]]
@@ -307,7 +298,7 @@ def row_json(row: Row, found: Sequence[Result]) -> dict[str, Any]:
         "recurrence": variant.recurrence,
         "encoding": variant.encoding,
         "loss": variant.loss,
-        "fed_at_once": fed_at_once(found[0].trained.asked.config),
+        "fed_at_once": attention.fed_at_once(found[0].trained.asked.config),
         "paper": {"init": row.paper_init, "best": row.paper_best, "attention": row.paper_attention},
         "seeds": [
             {

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformer_xl.console import progress
 from transformer_xl.data.store import Split, Store
 from transformer_xl.pictures import draw_lines
 from transformer_xl.studies.ablation import NO_RECURRENCE, PER_LAYER_HALF, SHAW, XL
-from transformer_xl.studies.models import Asked, Base, Variant, asked_preset
+from transformer_xl.studies.models import Asked, Base, Variant
 from transformer_xl.studies.report import Report
 from transformer_xl.studies.runs import Setting, Trained, remembered, trained, variant_model
 from transformer_xl.studies.verdicts import Claim
@@ -84,10 +84,11 @@ def run_recl(setting: Setting) -> Report:
             model = trained(setting, asked, store=store, seed=asked.config.training.seed)
             found[name] = measured(model, split, setting=setting, stretch=stretch)
             done(1)
-    made = {
-        name: [made_group(group, found, store=store, seed=seed, stretch=stretch) for seed in seeds(setting)]
-        for name, group in chosen.items()
-    }
+    made: dict[str, list[Group]] = {name: [] for name in chosen}
+    for name, seed in product(chosen, seeds(setting)):
+        asked_of = {member.name: asked_member(member, store=store, seed=seed).name for member in chosen[name]}
+        losses = {member: found[asked].losses for member, asked in asked_of.items()}
+        made[name].append(make_group(losses, lengths=stretch.lengths))
     return report(setting, chosen, made, found, store=store, stretch=stretch)
 
 
@@ -96,12 +97,7 @@ def seeds(setting: Setting) -> range:
 
 
 def asked_member(member: Member, *, store: Store, seed: int) -> Asked:
-    if member.variant is not None:
-        return variant_model(member.base, member.variant, store=store, seed=seed)
-    manifest = store.manifest
-    return asked_preset(
-        member.base, name=member.name, corpus=manifest.name, vocabulary=manifest.vocabulary_size, seed=seed
-    )
+    return variant_model(member.base, member.variant or member.name, store=store, seed=seed)
 
 
 def measured(model: Trained, split: Split, *, setting: Setting, stretch: Stretch) -> Measured:
@@ -124,13 +120,6 @@ def measured(model: Trained, split: Split, *, setting: Setting, stretch: Stretch
     seconds = remembered(model.folder, "contexts", key=contexts.about, compute=lambda: took)["seconds"]
     parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     return Measured(trained=model, parameters=parameters, seconds=seconds, losses=contexts.losses)
-
-
-def made_group(
-    members: Sequence[Member], found: dict[str, Measured], *, store: Store, seed: int, stretch: Stretch
-) -> Group:
-    losses = {member.name: found[asked_member(member, store=store, seed=seed).name].losses for member in members}
-    return make_group(losses, lengths=stretch.lengths)
 
 
 def claims(members: Sequence[Member]) -> list[Claim]:

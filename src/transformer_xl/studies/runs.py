@@ -82,7 +82,7 @@ class Trained:
         return load_checkpoint(self.folder, device=device)
 
 
-def variant_model(base: Base, variant: Variant, *, store: Store, seed: int) -> Asked:
+def variant_model(base: Base, variant: Variant | str, *, store: Store, seed: int) -> Asked:
     manifest = store.manifest
     return asked_model(base, variant, corpus=manifest.name, vocabulary=manifest.vocabulary_size, seed=seed)
 

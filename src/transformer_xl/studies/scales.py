@@ -99,12 +99,7 @@ TINY = Scale(
         name="tiny",
         corpus="ptb",
         preset="tiny-word",
-        words={
-            **_SENTENCES,
-            "training.steps": "1500",
-            "training.validate_every": "0",
-            "training.save_every": "500",
-        },
+        words={**_SENTENCES, "training.steps": "1500", "training.validate_every": "0", "training.save_every": "500"},
     ),
     lstm=_recurrent(_TINY, cell="lstm", d_hidden=332),
     qrnn=_recurrent(_TINY, cell="qrnn", d_hidden=376),
