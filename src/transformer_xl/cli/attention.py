@@ -55,15 +55,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from transformer_xl.analysis.attention import (
-        attention_maps,
-        average_attention,
-        check_head,
-        check_position,
-        last_full_position,
-        widest_of_different_layers,
-    )
+    from transformer_xl.analysis import attention
+    from transformer_xl.analysis.attention_page import page
     from transformer_xl.console import progress
+    from transformer_xl.data.text.display import readable
+    from transformer_xl.files import write_text
     from transformer_xl.library import load
     from transformer_xl.model import Recurrent
 
@@ -76,34 +72,38 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.run)
     model = loaded.model
     if isinstance(model, Recurrent):
-        raise InputError(
-            f"{arguments.run} is a recurrent model, which has no attention to look at; give a Transformer-XL"
-        )
+        raise InputError(f"{arguments.run} is a recurrent model, which has no attention to look at; give another")
     folder, lengths = out_folder(arguments, loaded), loaded.config.evaluation
     if arguments.memory is not None:
         lengths = replace(lengths, memory=arguments.memory)
     tokens = read_tokens(arguments, loaded)
     for head in heads:
-        check_head(model, head)
+        attention.check_head(model, head)
     positions = [position - 1 for position in arguments.position]
     for position in positions:
-        check_position(position, tokens=len(tokens))
+        attention.check_position(position, tokens=len(tokens))
 
     started_at = time.perf_counter()
     with progress("reading", total=len(tokens), unit="tokens") as advance:
-        averages = average_attention(model, tokens, lengths=lengths, advance=advance)
+        averages = attention.average_attention(model, tokens, lengths=lengths, advance=advance)
     seconds = time.perf_counter() - started_at
-    heads = heads or widest_of_different_layers(averages, heads=HEADS_CHOSEN)
-    positions = positions or [last_full_position(averages, tokens=len(tokens))]
-    maps = attention_maps(model, tokens, lengths=lengths, heads=heads, positions=positions, rows=ROWS)
+    heads = heads or attention.widest_of_different_layers(averages, heads=HEADS_CHOSEN)
+    positions = positions or [attention.last_full_position(averages, tokens=len(tokens))]
+    maps = attention.attention_maps(model, tokens, lengths=lengths, heads=heads, positions=positions, rows=ROWS)
 
-    names = token_names(loaded, tokens, maps)
+    # Those that the maps show, and the one after each position asked for.
+    shown = {p for one in maps for p in range(min(row.first_key for row in one.rows), one.position + 2)}
+    names = {p: readable(loaded.tokenizer, int(tokens[p])) for p in sorted(shown) if p < len(tokens)}
     source = sentence(arguments, loaded, averages, tokens=len(tokens))
     result = header(arguments, loaded, averages, tokens=len(tokens)) | as_json(averages, maps, names)
     folder.mkdir(parents=True, exist_ok=True)
     place = loaded.checkpoint.run.path if loaded.checkpoint.run else loaded.checkpoint.folder
     title = f"Attention of {place.resolve().name}"
-    write(folder, result, averages, maps, names, title=title, source=source, words=loaded.tokenizer.kind == "word")
+    # One line: indented, a hundred thousand numbers would stand on as many lines.
+    write_text(folder / "attention.json", json.dumps(result, ensure_ascii=False) + "\n")
+    pictures, words = draw(folder, averages, maps, names, source=source), loaded.tokenizer.kind == "word"
+    report = page(averages, maps, names, title=title, source=source, words=words, pictures=pictures)
+    write_text(folder / "report.html", report)
     if arguments.json:
         print(json.dumps(result, ensure_ascii=False))
     else:
@@ -159,14 +159,6 @@ def read_tokens(arguments: argparse.Namespace, loaded: "Loaded") -> "Tokens":
     return np.concatenate(pieces)[: arguments.tokens]
 
 
-def token_names(loaded: "Loaded", tokens: "Tokens", maps: "list[Map]") -> dict[int, str]:
-    """By position: those that the maps show, and the one after each position asked for."""
-    from transformer_xl.data.text.display import readable
-
-    positions = {p for one in maps for p in range(min(row.first_key for row in one.rows), one.position + 2)}
-    return {p: readable(loaded.tokenizer, int(tokens[p])) for p in sorted(positions) if p < len(tokens)}
-
-
 def sentence(arguments: argparse.Namespace, loaded: "Loaded", averages: "Averages", *, tokens: int) -> str:
     about, rule = loaded.checkpoint.about, averages.rule
     what = source_name(arguments) if arguments.text else f"{about.corpus} {source_name(arguments)}"
@@ -220,9 +212,7 @@ def as_json(averages: "Averages", maps: "list[Map]", names: dict[int, str]) -> d
     return {
         "terms": {term: TERMS[term] for term in averages.average if term != TOTAL},
         "uniform": asdict(averages.uniform),
-        "ranking": [
-            {"layer": head[0] + 1, "head": head[1] + 1, **asdict(averages.width(head))} for head in averages.widest()
-        ],
+        "ranking": [{"layer": n + 1, "head": h + 1, **asdict(averages.width((n, h)))} for n, h in averages.widest()],
         "average_by_layer_head_distance": {
             term: [[numbers(row_R) for row_R in layer_HR] for layer_HR in values_NHR]
             for term, values_NHR in averages.average.items()
@@ -254,39 +244,23 @@ def numbers(values: "Floats") -> list[float]:
     return [float(f"{value:.9g}") for value in values.tolist()]
 
 
-def write(
-    folder: Path,
-    result: dict[str, Any],
-    averages: "Averages",
-    maps: "list[Map]",
-    names: dict[int, str],
-    *,
-    title: str,
-    source: str,
-    words: bool,
-) -> None:
-    from transformer_xl.analysis.attention_page import page
+def draw(
+    folder: Path, averages: "Averages", maps: "list[Map]", names: dict[int, str], *, source: str
+) -> dict[str, bytes]:
+    """The pictures by name; none without matplotlib."""
+    from transformer_xl.analysis.attention_pictures import draw_averages, draw_heads, draw_terms
     from transformer_xl.console import progress, say
-    from transformer_xl.files import write_text
     from transformer_xl.pictures import can_draw
 
-    # One line: indented, a hundred thousand numbers would stand on as many lines.
-    write_text(folder / "attention.json", json.dumps(result, ensure_ascii=False) + "\n")
-    pictures = {}
-    if can_draw():
-        from transformer_xl.analysis.attention_pictures import draw_averages, draw_heads, draw_terms
-
-        with progress("drawing", total=3, unit="pictures") as advance:
-            title_of_averages = f"Where each head looks on average\n{source}"
-            chosen = [one.head for one in maps]
-            draw_averages(averages, folder / "average.png", title=title_of_averages, chosen=chosen)
-            advance()
-            draw_terms(averages, folder / "terms.png", title=f"Where each term alone would look\n{source}")
-            advance()
-            draw_heads(maps, names, folder / "heads.png", title=f"What chosen heads look at, in {source}")
-            advance()
-        pictures = {name: (folder / f"{name}.png").read_bytes() for name in ("average", "terms", "heads")}
-    else:
+    if not can_draw():
         say("no pictures: they need matplotlib; install it with: pip install 'transformer-xl[viz]'")
-    report = page(averages, maps, names, title=title, source=source, words=words, pictures=pictures)
-    write_text(folder / "report.html", report)
+        return {}
+    with progress("drawing", total=3, unit="pictures") as advance:
+        title, chosen = f"Where each head looks on average\n{source}", [one.head for one in maps]
+        draw_averages(averages, folder / "average.png", title=title, chosen=chosen)
+        advance()
+        draw_terms(averages, folder / "terms.png", title=f"Where each term alone would look\n{source}")
+        advance()
+        draw_heads(maps, names, folder / "heads.png", title=f"What chosen heads look at, in {source}")
+        advance()
+    return {name: (folder / f"{name}.png").read_bytes() for name in ("average", "terms", "heads")}

@@ -12,14 +12,14 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from transformer_xl.config import EvaluationConfig
     from transformer_xl.data.store import Split
-    from transformer_xl.evaluation.scoring import Losses, Rule, RuleName
+    from transformer_xl.evaluation.scoring import RuleName
     from transformer_xl.library import Loaded
 
 
@@ -66,32 +66,34 @@ def run(arguments: argparse.Namespace) -> int:
 def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig") -> int:
     import time
 
+    import numpy as np
+
     from transformer_xl.console import progress
-    from transformer_xl.evaluation import UNIT_NAMES, figures, score_split
+    from transformer_xl.evaluation import UNIT_NAMES, figures, make_rule, score_split
+    from transformer_xl.files import atomic_file
 
     split = chosen_split(arguments, loaded)
     name: RuleName = "sliding" if arguments.sliding else arguments.rule
-    rule = rule_of(arguments, loaded, lengths, name=name, tokens=len(split))
+    rule = make_rule(loaded.model, lengths, name=name, tokens=len(split), **asked_of_rule(arguments))
     started_at = time.perf_counter()
     with progress(f"evaluating {arguments.split}", total=len(split) - 1, unit="tokens") as advance:
         losses = score_split(loaded.model, split, rule=rule, advance=advance)
     found = figures(losses, split=split, rule=rule, seconds=time.perf_counter() - started_at)
     if arguments.per_token:
-        write_losses(Path(arguments.per_token), losses)
+        with atomic_file(arguments.per_token) as file:
+            np.save(file, losses[~np.isnan(losses)])  # scored tokens only, in order
     result = {**header(arguments, loaded), **found.as_json()}
     rounded = "" if rule.weights == "exact" else f"-{rule.weights}"
     record(loaded, result, name=f"{arguments.split}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}{rounded}")
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:
-        unit = loaded.checkpoint.about.unit
-        print(f"{UNIT_NAMES[unit]}: {found.value(unit):.4f}")
+        about = loaded.checkpoint.about
+        print(f"{UNIT_NAMES[about.unit]}: {found.value(about.unit):.4f}")
         print(
             f"loss {found.loss_nats:.5f} nats, {found.bits_per_token:.4f} bits per token, {found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.2f}"
         )
-        print(
-            f"{found.tokens:,} tokens of {loaded.checkpoint.about.corpus} {arguments.split} ({loaded.checkpoint.about.rule})"
-        )
+        print(f"{found.tokens:,} tokens of {about.corpus} {arguments.split} ({about.rule})")
         print(f"rule {rule.sentence()}")
         print(f"{found.tokens / found.seconds:,.0f} tokens/s")
     return 0
@@ -99,7 +101,7 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
 
 def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig", memories: list[int]) -> int:
     from transformer_xl.console import progress
-    from transformer_xl.evaluation import evaluate
+    from transformer_xl.evaluation import evaluate, make_rule
     from transformer_xl.evaluation.sweep import draw_sweep, sweep_table
 
     split, unit = chosen_split(arguments, loaded), loaded.checkpoint.about.unit
@@ -108,7 +110,8 @@ def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationC
     with progress("sweeping", total=len(memories), unit="memories") as done:
         for memory in memories:
             lengths_here = replace(lengths, memory=memory, same_length=lengths.same_length and memory > 0)
-            rule = rule_of(arguments, loaded, lengths_here, name=arguments.rule, tokens=len(split))
+            asked = asked_of_rule(arguments)
+            rule = make_rule(loaded.model, lengths_here, name=arguments.rule, tokens=len(split), **asked)
             with progress(f"memory {memory}", total=len(split) - 1, unit="tokens") as advance:
                 results.append(evaluate(loaded.model, split, rule=rule, advance=advance))
             done(1)
@@ -123,20 +126,8 @@ def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationC
     return 0
 
 
-def rule_of(
-    arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig", *, name: "RuleName", tokens: int
-) -> "Rule":
-    from transformer_xl.evaluation import make_rule
-
-    return make_rule(
-        loaded.model,
-        lengths,
-        name=name,
-        tokens=tokens,
-        lanes=arguments.lanes,
-        score_boundaries=arguments.score_boundaries,
-        weights=arguments.weights,
-    )
+def asked_of_rule(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("lanes", "score_boundaries", "weights")}
 
 
 def sweep_lengths(text: str | None) -> list[int]:
@@ -171,13 +162,3 @@ def record(loaded: "Loaded", result: dict[str, object], *, name: str) -> None:
 
     if loaded.checkpoint.run is not None:
         write_json(loaded.checkpoint.run.made("evaluations") / f"{name}.json", result)
-
-
-def write_losses(path: Path, losses: "Losses") -> None:
-    """Scored tokens only, in order."""
-    import numpy as np
-
-    from transformer_xl.files import atomic_file
-
-    with atomic_file(path) as file:
-        np.save(file, losses[~np.isnan(losses)])

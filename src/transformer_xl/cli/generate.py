@@ -109,9 +109,7 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.temperature == 0.0:
         for name in given:
             if name not in ("temperature", "repetition_penalty"):
-                raise InputError(
-                    f"{option(name)} changes nothing at --temperature 0, the likeliest; drop one of the two"
-                )
+                raise InputError(f"{option(name)} changes nothing at --temperature 0, the likeliest; drop one of them")
     if arguments.paper:
         for name in ("stop", "samples", "beams", "json"):
             if getattr(arguments, name):
@@ -132,9 +130,7 @@ def whole(arguments: argparse.Namespace, loaded: "Loaded", prompt: str, sampling
         seeds: list[int] = []
         texts = loaded.likeliest(prompt, beams=arguments.beams, **settings)
         used = {"beams": arguments.beams}
-        titles = [
-            f"beam {place} of {len(texts)}, {text.score:.4f} nats per token" for place, text in enumerate(texts, 1)
-        ]
+        titles = [f"beam {n} of {len(texts)}, {text.score:.4f} nats per token" for n, text in enumerate(texts, 1)]
     else:
         seeds = [sampling.seed + place for place in range(arguments.samples or 1)]
         used = {name: value for name, value in vars(sampling).items() if name != "seed"}
@@ -159,34 +155,29 @@ def whole(arguments: argparse.Namespace, loaded: "Loaded", prompt: str, sampling
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
+    from transformer_xl.files import strange_file
+
     if arguments.prompt_file is None:
         return typed_text("--prompt", arguments.prompt)
     name = "standard input" if arguments.prompt_file == "-" else arguments.prompt_file
+    most = LARGEST_PROMPT + 1
     try:
-        raw = read_limited(arguments.prompt_file)
+        if arguments.prompt_file == "-":
+            raw = sys.stdin.buffer.read(most)
+        elif strange_file([Path(name)], links=True):
+            way_out = "a pipe is standard input, with --prompt-file -"
+            raise InputError(f"--prompt-file: {name} is no plain file; {way_out}")
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(most)
         if len(raw) > LARGEST_PROMPT:
             raise InputError(f"{name} has more than {LARGEST_PROMPT >> 20} MB, too many for a prompt; give its end")
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 at byte {error.start}; convert it") from None
     except FileNotFoundError:
-        raise InputError(
-            f"--prompt-file: {name} does not exist; write the prompt into it, or give it with --prompt"
-        ) from None
-
-
-def read_limited(name: str) -> bytes:
-    """At most one byte more than a prompt may have."""
-    from transformer_xl.files import strange_file
-
-    if name == "-":
-        return sys.stdin.buffer.read(LARGEST_PROMPT + 1)
-    if strange_file([Path(name)], links=True):
-        raise InputError(
-            f"--prompt-file: {name} is no plain file; a pipe is read as standard input, with --prompt-file -"
-        )
-    with Path(name).open("rb") as file:
-        return file.read(LARGEST_PROMPT + 1)
+        way_out = "write the prompt into it, or give it with --prompt"
+        raise InputError(f"--prompt-file: {name} does not exist; {way_out}") from None
 
 
 def typed_text(option: str, word: str) -> str:
@@ -214,19 +205,14 @@ def paper(arguments: argparse.Namespace, loaded: "Loaded", sampling: "Sampling")
     start = int(np.random.default_rng(sampling.seed).integers(room))
     context = [int(token) for token in test.tokens[start : start + PAPER_CONTEXT]]
     reference = test.tokens[start + PAPER_CONTEXT : start + PAPER_CONTEXT + arguments.tokens]
-    words = loaded.tokenizer.kind == "word"
-    readable = detokenize if words else str
+    readable = detokenize if loaded.tokenizer.kind == "word" else str
 
     def show(title: str, text: str) -> str:
         print(f"--- {title}\n{text}\n")
         return f"## {title}\n\n{text}\n"
 
-    parts = [
-        show(
-            f"context: {PAPER_CONTEXT} tokens of the test set from token {start:,}",
-            readable(loaded.tokenizer.decode(context)),
-        )
-    ]
+    title = f"context: {PAPER_CONTEXT} tokens of the test set from token {start:,}"
+    parts = [show(title, readable(loaded.tokenizer.decode(context)))]
     drawn = generate(loaded.model, context, tokens=arguments.tokens, sampling=sampling, weights=arguments.weights)
     generated = readable("".join(text_pieces(loaded.tokenizer, drawn, before=context)))
     parts.append(show(f"generated: {arguments.tokens} tokens, top {sampling.top_k}, seed {sampling.seed}", generated))

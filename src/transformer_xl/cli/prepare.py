@@ -63,10 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"folder": str(store.folder), **store.manifest.to_json()}, indent=2, ensure_ascii=False))
     else:
-        print(
-            f"{store.folder}: {store.manifest.name}, {store.manifest.vocabulary_size:,} {store.manifest.tokenizer_kind} tokens"
-        )
-        print(splits_table(store.manifest))
+        manifest = store.manifest
+        print(f"{store.folder}: {manifest.name}, {manifest.vocabulary_size:,} {manifest.tokenizer_kind} tokens")
+        print(splits_table(manifest))
     return 0
 
 
