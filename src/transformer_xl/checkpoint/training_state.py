@@ -84,9 +84,7 @@ class Counters:
         found = replace(_fields(cls, numbers, path=path), **tables)
         _check_counters(found, path=path)
         if found.lanes is None and found.tokens:
-            raise CheckpointError(
-                f"{path}: lanes is null, so where the data go on after {found.tokens:,} tokens is not known"
-            )
+            raise CheckpointError(f"{path}: lanes is null, where the data go on after {found.tokens:,} tokens")
         if found.scaler:
             _check_scaling(_fields(Scaling, found.scaler, path=path, name="scaler"), path=path)
         return found
@@ -109,24 +107,29 @@ def _fields(kind: type[T], values: Mapping[str, Any], *, path: Path, name: str =
 
 
 def _check_counters(found: Counters, *, path: Path) -> None:
-    step, window = found.step, found.window
-    _check_ranges(found, path=path, rules={"step": (0, MOST), "tokens": (0, MOST), "seconds": (0, MOST)})
-    _check_ranges(found, path=path, rules={"skipped": (0, step), "rate_scale": (0, 1), "average_count": (0, step)})
-    _check_ranges(
-        found, path=path, rules={"ranks": (1, MOST), **({} if found.best_nats is None else {"best_nats": (0, MOST)})}
-    )
-    rules = {"nats": (0, MOST), "tokens": (0, MOST), "seconds": (0, MOST), "norm": (0, math.inf)}
-    _check_ranges(window, path=path, of="window.", rules={**rules, "steps": (min(1, window.tokens), step)})
+    any_count, up_to_step = (0, MOST), (0, found.step)
+    rules: dict[str, tuple[float, float]] = {
+        **dict.fromkeys(("step", "tokens", "seconds"), any_count),
+        **dict.fromkeys(("skipped", "average_count"), up_to_step),
+        **({} if found.best_nats is None else {"best_nats": any_count}),
+        **{"rate_scale": (0, 1), "ranks": (1, MOST)},
+    }
+    of_window: dict[str, tuple[float, float]] = {
+        **dict.fromkeys(("nats", "tokens", "seconds"), any_count),
+        **{"steps": (min(1, found.window.tokens), found.step), "norm": (0, math.inf)},
+    }
+    _check_ranges(found, rules, path=path)
+    _check_ranges(found.window, of_window, path=path, of="window.")
 
 
 def _check_scaling(found: Scaling, *, path: Path) -> None:
     tiny, largest, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max, torch.iinfo(torch.int32).max
     rules = {"scale": (tiny, largest), "growth_factor": (1, largest), "backoff_factor": (tiny, 1)}
-    _check_ranges(found, path=path, of="scaler.", rules=rules)
-    _check_ranges(found, path=path, of="scaler.", rules={"growth_interval": (1, most), "_growth_tracker": (0, most)})
+    counts = {"growth_interval": (1, most), "_growth_tracker": (0, most)}
+    _check_ranges(found, {**rules, **counts}, path=path, of="scaler.")
 
 
-def _check_ranges(found: object, *, path: Path, of: str = "", rules: Mapping[str, tuple[float, float]]) -> None:
+def _check_ranges(found: object, rules: Mapping[str, tuple[float, float]], *, path: Path, of: str = "") -> None:
     for name, (least, most) in rules.items():
         value = getattr(found, name)
         if not (math.isfinite(value) and least <= value <= most):
