@@ -62,7 +62,8 @@ def needed_bytes(costs: Sequence[Cost], *, admitted: int, sessions: int) -> int:
 
 def available_bytes(root: Path = Path("/")) -> int | None:
     """What this process may still take, by every limit that the system tells; None where it tells none."""
-    return min((max(0, left) for left in (*_of_process(root), *_of_cgroups(root), *_of_machine(root))), default=None)
+    of_machine = [bytes_left for name, bytes_left in _table(root / "proc/meminfo").items() if name == "MemAvailable"]
+    return min((max(0, left) for left in (*_of_process(root), *_of_cgroups(root), *of_machine)), default=None)
 
 
 def _of_process(root: Path) -> Iterator[int]:
@@ -97,12 +98,6 @@ def _of_cgroups(root: Path) -> Iterator[int]:
                 yield int(limit) - int(taken) + _table(group / "memory.stat", scale=1).get(file, 0)
             if group == top:
                 break
-
-
-def _of_machine(root: Path) -> Iterator[int]:
-    machine = _table(root / "proc/meminfo")
-    if "MemAvailable" in machine:
-        yield machine["MemAvailable"]
 
 
 def _table(path: Path, *, scale: int = 1024) -> dict[str, int]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from transformer_xl.data.corpora.pieces import cores as cores
 from transformer_xl.errors import TransformerXLError
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -30,10 +31,6 @@ TICK_SECONDS = 0.05
 
 class BenchmarkError(TransformerXLError):
     """A comparison that cannot be made, or would not be honest."""
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Child:
@@ -96,9 +93,8 @@ def ready_children(
     pythons: Mapping[str, Path | str], *, names: Mapping[str, str]
 ) -> AbstractContextManager[dict[str, Child]]:
     """A ready child for each key, running the implementation that `names` gives; all are ended at the end."""
-    return all_ready(
-        {key: partial(Child, name, python=pythons.get(name, sys.executable)) for key, name in names.items()}
-    )
+    chosen = {key: pythons.get(name, sys.executable) for key, name in names.items()}
+    return all_ready({key: partial(Child, names[key], python=python) for key, python in chosen.items()})
 
 
 @contextmanager

@@ -3,14 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from transformer_xl.benchmarks.workloads import (
-    MANY_LANES,
-    Work,
-    Workload,
-    work_of_step,
-    work_of_training,
-    work_of_window,
-)
+from transformer_xl.benchmarks import workloads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +13,10 @@ class Entrant:
     mode: str
     checked_against: str
     must_agree: bool
-    work: Work
+    work: workloads.Work
 
 
-def entrants_of(workload: Workload, *, against_huggingface: bool) -> dict[str, Entrant]:
+def entrants_of(workload: workloads.Workload, *, against_huggingface: bool) -> dict[str, Entrant]:
     """By the name of their process. Everybody is checked against Hugging Face, or without it against our model's own forward."""
     training = workload.kind == "training"
     # Without Hugging Face, the spelled-out formula says what training is.
@@ -31,21 +24,21 @@ def entrants_of(workload: Workload, *, against_huggingface: bool) -> dict[str, E
     mode = workload.kind if workload.kind in ("generation", "training") else "evaluation"
 
     def entrant(implementation: str, *, lanes: int = 1, weight_bytes: int = 4) -> Entrant:
-        steps = partial(work_of_step, lanes=lanes, weight_bytes=weight_bytes)
+        steps = partial(workloads.work_of_step, lanes=lanes, weight_bytes=weight_bytes)
         return Entrant(
             implementation=implementation,
             lanes=workload.batch if training else lanes,
             mode=mode,
             checked_against="" if implementation == reference else reference,
             must_agree=implementation != "int8",
-            work=(work_of_training if training else steps)(workload),
+            work=(workloads.work_of_training if training else steps)(workload),
         )
 
     table = {"exact": entrant("exact")}
     if workload.kind == "generation":
         table["int8"] = entrant("int8", weight_bytes=1)
     if workload.many_lanes:
-        table["many lanes"] = entrant("exact", lanes=MANY_LANES)
+        table["many lanes"] = entrant("exact", lanes=workloads.MANY_LANES)
     if workload.kind == "sliding":
         table["window"] = Entrant(
             implementation="window",
@@ -53,7 +46,7 @@ def entrants_of(workload: Workload, *, against_huggingface: bool) -> dict[str, E
             mode="generation",
             checked_against="plain window",
             must_agree=True,
-            work=work_of_window(workload),
+            work=workloads.work_of_window(workload),
         )
     if against_huggingface:
         table["huggingface"] = entrant("huggingface")

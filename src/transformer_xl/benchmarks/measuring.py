@@ -28,13 +28,7 @@ from transformer_xl.benchmarks.children import (
 from transformer_xl.benchmarks.entrants import Entrant, entrants_of
 from transformer_xl.benchmarks.environment import huggingface_python
 from transformer_xl.benchmarks.training import check_training
-from transformer_xl.benchmarks.workloads import (
-    FORMULAS,
-    Kind,
-    Scale,
-    Workload,
-    workloads_of,
-)
+from transformer_xl.benchmarks.workloads import FORMULAS, Kind, Scale, Workload, workloads_of
 from transformer_xl.console import progress, say
 from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
 from transformer_xl.model import TransformerXL
@@ -134,9 +128,7 @@ def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool,
             measured.append((workload, table, found, differences))
         peaks.append(processes["exact"].ask("peaks", **PEAK_SIZES[scale]))
     machine = examined(peaks)
-    rows = [
-        row(key, workload, table, found, machine, said) for workload, table, found, said in measured for key in table
-    ]
+    rows = [row(key, work, table, found, machine, said) for work, table, found, said in measured for key in table]
     return Result(kind=kind, scale=scale, rounds=rounds, machine=machine, rows=rows)
 
 

@@ -14,11 +14,7 @@ from transformer_xl.benchmarks.window import WindowReader
 from transformer_xl.benchmarks.worker import Implementation, Segmentwise, Trainer, everything, shifted
 from transformer_xl.decoding.distribution import Distribution, best
 from transformer_xl.inference import Engine
-from transformer_xl.interop.formats.huggingface import (
-    config_from_huggingface,
-    weights_from_huggingface,
-    weights_to_huggingface,
-)
+from transformer_xl.interop.formats import huggingface
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.reference import reference_attend
 
@@ -113,7 +109,7 @@ class OurTrainer(Trainer):
 
     def gradients(self) -> dict[str, Tensor]:
         gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
-        return weights_to_huggingface(gradients, self.model.config)
+        return huggingface.weights_to_huggingface(gradients, self.model.config)
 
     def step(self, tokens_BT: Tensor) -> None:
         self.model.vocabulary.give_back_gradient()
@@ -125,9 +121,10 @@ class OurTrainer(Trainer):
 
 
 def our_model(folder: Path, *, dropout: float = 0.0) -> TransformerXL:
-    config = replace(
-        config_from_huggingface(json.loads((folder / "config.json").read_text(encoding="utf-8"))), dropout=dropout
-    )
+    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = replace(huggingface.config_from_huggingface(told), dropout=dropout)
     model = TransformerXL(config)
-    model.load_state_dict(weights_from_huggingface(load_file(folder / "model.safetensors"), config), strict=True)
+    model.load_state_dict(
+        huggingface.weights_from_huggingface(load_file(folder / "model.safetensors"), config), strict=True
+    )
     return model.eval()

@@ -83,9 +83,8 @@ def server(scale: Scale) -> Iterator[tuple[int, int]]:
         run = replace(find_preset(PRESET).run, model=config)
         about = About(corpus="none", rule="none", unit="bits_per_byte", data="", step=0)
         folder, told = Path(name) / "random", Path(name) / "told"
-        write_checkpoint(
-            folder, config=run, about=about, weights=model.state_dict(), tokenizer=ByteTokenizer(bytes(range(256)))
-        )
+        weights, tokenizer = model.state_dict(), ByteTokenizer(bytes(range(256)))
+        write_checkpoint(folder, config=run, about=about, weights=weights, tokenizer=tokenizer)
         command = [sys.executable, "-m", "transformer_xl", "serve", str(folder), "--port", "0", "--deadline", "600"]
         with told.open("w", encoding="utf-8") as stderr:
             process = subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL, env=_environment())
@@ -119,9 +118,8 @@ class Stream:
 
     def __init__(self, port: int, *, prompt: str, tokens: int, seed: int) -> None:
         self._port = port
-        self._body = json.dumps(
-            {"model": "random", "prompt": prompt, "max_tokens": tokens, "seed": seed, "stream": True}
-        ).encode()
+        asked = {"model": "random", "prompt": prompt, "max_tokens": tokens, "seed": seed, "stream": True}
+        self._body = json.dumps(asked).encode()
 
     async def start(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)

@@ -134,7 +134,7 @@ def make_rule(
     """The rule these lengths make for this model; the number of lanes is chosen where none is asked for."""
     if lanes is not None and not 1 <= lanes <= max(1, tokens):
         raise ConfigError(
-            f"lanes: {shown(lanes)} for {tokens:,} tokens; take at least 1, and at most as many as there are tokens"
+            f"lanes: {shown(lanes)} for {tokens:,} tokens; take at least 1, and at most as many as tokens"
         )
     if lanes is None:
         asked = {name: getattr(lengths, name) for name in ("memory", "clamp_len", "same_length")}
@@ -156,17 +156,9 @@ def make_rule(
         )
     if weights == "int8" and not lengths.memory:
         raise ConfigError("weights: 'int8' with memory 0; rounded weights are for reading with memory, take 'exact'")
-    return Rule(
-        name=name,
-        segment=lengths.segment,
-        memory=lengths.memory,
-        clamp_len=lengths.clamp_len,
-        same_length=lengths.same_length,
-        lanes=lanes,
-        score_boundaries=score_boundaries,
-        weights=weights,
-        recurrent=model.config.recurrent,
-    )
+    same = {field: getattr(lengths, field) for field in ("segment", "memory", "clamp_len", "same_length")}
+    asked = {"lanes": lanes, "score_boundaries": score_boundaries, "weights": weights}
+    return Rule(name=name, recurrent=model.config.recurrent, **same, **asked)
 
 
 def score_split(model: AnyModel, split: Split, *, rule: Rule, advance: Advance | None = None) -> Losses:
@@ -224,9 +216,8 @@ def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
     cut_freely = rule.same_length or rule.recurrent
     segment = max(rule.segment, chunk_of(rule.lanes)) if cut_freely else rule.segment
     warm_up = warm_up_tokens(model.config, segment=segment)
-    return EvaluationStream(
-        split, lanes=rule.lanes, segment=segment, warm_up=warm_up, score_boundaries=rule.score_boundaries
-    )
+    boundaries = rule.score_boundaries
+    return EvaluationStream(split, lanes=rule.lanes, segment=segment, warm_up=warm_up, score_boundaries=boundaries)
 
 
 def _numbers(loss_BT: Tensor) -> Losses:

@@ -13,12 +13,9 @@ def sweep_table(results: Sequence[Figures], *, unit: str, trained: int) -> str:
     title = UNIT_NAMES[unit]
     lines = [f"{'memory':>8}  {title:>20}  {'difference':>10}  {'tokens/s':>9}"]
     for result in results:
-        difference = result.value(unit) - base.value(unit)
-        mark = "  (trained with)" if result.rule.memory == trained else ""
-        speed = result.tokens / result.seconds
-        lines.append(
-            f"{result.rule.memory:>8}  {result.value(unit):>20.4f}  {difference:>+10.4f}  {speed:>9,.0f}{mark}"
-        )
+        value, memory, speed = result.value(unit), result.rule.memory, result.tokens / result.seconds
+        mark = "  (trained with)" if memory == trained else ""
+        lines.append(f"{memory:>8}  {value:>20.4f}  {value - base.value(unit):>+10.4f}  {speed:>9,.0f}{mark}")
     return "\n".join(lines)
 
 

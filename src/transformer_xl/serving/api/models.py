@@ -154,10 +154,7 @@ class Served:
         row: Row = maps[0].rows[-1]
         marked = set(top_keys(row.probability[TOTAL]))
         return {
-            "model": self.name,
-            "position": position,
-            "layer": layer,
-            "head": head,
+            **{"model": self.name, "position": position, "layer": layer, "head": head},
             "first": row.first_key,
             "weights": row.probability[TOTAL].tolist(),
             "terms": {term: score.tolist() for term, score in row.score.items()},

@@ -23,18 +23,10 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from transformer_xl import files
 from transformer_xl.batching.budget import saved_bytes
 from transformer_xl.decoding import TextStream
 from transformer_xl.errors import InputError, TransformerXLError
-from transformer_xl.files import (
-    POLL_SECONDS,
-    atomic_folder,
-    clear_leftovers,
-    lock,
-    put_back_all,
-    remove_folder,
-    write_text,
-)
 from transformer_xl.inference import Reader, restore_reader
 from transformer_xl.serving.api.bodies import SESSION_NAME
 from transformer_xl.serving.api.models import Served
@@ -106,7 +98,7 @@ class Saved:
         return await self._do(lambda: self._read(name, models))
 
     async def delete(self, name: str) -> None:
-        await self._do(lambda: self._delete(name))
+        await self._do(lambda: files.remove_folder(self._existing(name)))  # under its name it is whole to the last
 
     async def _do(self, work: Callable[[], Result]) -> Result:
         """Cancelled before its turn, it is never begun."""
@@ -115,7 +107,7 @@ class Saved:
             with self._locked():
                 found = work()
             if time.monotonic() > self._paused_at + PAUSE_EVERY_SECONDS:
-                time.sleep(2 * POLL_SECONDS)  # another server that waits has its turn, however many wait here
+                time.sleep(2 * files.POLL_SECONDS)  # another server that waits has its turn, however many wait here
                 self._paused_at = time.monotonic()
             return found
 
@@ -141,10 +133,10 @@ class Saved:
         self._check_quota(name, saved_bytes(served.model) + ABOUT_BYTES)
         place = Place.model_validate(session.text.place())
         about = About(model=served.fingerprint, memory=served.memory, text=place)
-        with atomic_folder(path) as folder:
+        with files.atomic_folder(path) as folder:
             os.chmod(folder, 0o700)
             session.reader.save(folder / ENGINE)
-            write_text(folder / ABOUT, about.model_dump_json(indent=2) + "\n")
+            files.write_text(folder / ABOUT, about.model_dump_json(indent=2) + "\n")
             for file in (ENGINE, ABOUT):
                 os.chmod(folder / file, 0o600)
         return _size(path)
@@ -158,9 +150,8 @@ class Saved:
         if size > most_bytes:
             raise Refusal(413, f"this session takes {size:,} bytes, and all saved ones may take {most_bytes:,}")
         if (taken := sum(others.values())) + size > most_bytes:
-            raise Refusal(
-                409, f"saved sessions take {taken:,} of {most_bytes:,} bytes, and this one {size:,}; {WAY_OUT}"
-            )
+            full = f"saved sessions take {taken:,} of {most_bytes:,} bytes, and this one {size:,}"
+            raise Refusal(409, f"{full}; {WAY_OUT}")
 
     def _read(self, name: str, models: list[Served]) -> Session:
         path = self._existing(name)
@@ -175,10 +166,6 @@ class Saved:
         except (TransformerXLError, ValueError, KeyError, TypeError, RuntimeError, OSError):
             raise Refusal(409, DAMAGED) from None
         return Session(served=served, reader=reader, text=text)
-
-    def _delete(self, name: str) -> None:
-        """Under its name it is whole to the last."""
-        remove_folder(self._existing(name))
 
     def _path(self, name: str) -> Path:
         """A folder, or nothing."""
@@ -204,7 +191,7 @@ class Saved:
 
     def _tidy(self) -> None:
         """What older servers left readable becomes private, and what killed ones left half written goes."""
-        clear_leftovers(self._folder)
+        files.clear_leftovers(self._folder)
         for name in self._sizes():
             with suppress(OSError):  # another user's
                 os.chmod(self._folder / name, 0o700)
@@ -217,9 +204,9 @@ class Saved:
         """Only one process, and one thread, at a time reads or changes the folder, where the file system has locks."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if not lock(descriptor, wait=True, until=time.monotonic() + LOCK_SECONDS):
+            if not files.lock(descriptor, wait=True, until=time.monotonic() + LOCK_SECONDS):
                 raise OSError(errno.EBUSY, "another server is busy with it")
-            put_back_all(self._folder)
+            files.put_back_all(self._folder)
             yield
         finally:
             os.close(descriptor)  # and the lock goes with it
@@ -241,9 +228,8 @@ def _model_of(about: About, models: list[Served]) -> Served:
 def _check_reader(reader: Reader, served: Served) -> None:
     """It takes its place among others that read with the same model."""
     if reader.memory != served.memory:
-        raise Refusal(
-            409, f"this session's memory has {reader.memory:,} places, and its model's {served.memory:,}; save it again"
-        )
+        sizes = f"this session's memory has {reader.memory:,} places, and its model's {served.memory:,}"
+        raise Refusal(409, f"{sizes}; save it again")
     if reader.lanes != 1 or (int(reader.read_B[0]) > 0) != (reader.last_hidden_BD is not None):
         raise Refusal(409, DAMAGED)
 
