@@ -60,7 +60,7 @@ class TransformerXLHarness(LM):
         device = "cpu" if device is None or nobody_chose else device
         self.loaded = load(run, memory=memory, clamp_len=clamp_len, same_length=same_length, device=device)
         if not self.loaded.model.config.remembers:
-            raise InputError(f"{run}: a model with memory 0 sees nothing before a token; give it some, as memory=128")
+            raise InputError(f"{run}: a model with memory 0 sees no text before a token; give it some, as memory=128")
         self.batch_size = int(batch_size)
 
     @property

@@ -196,7 +196,7 @@ def check_saved(folder: Path, config: TransformerXLConfig | None) -> None:
         except SafetensorError as error:
             raise CheckpointError(f"{path}: it is damaged, or no safetensors file ({error})") from None
     if not found:
-        raise CheckpointError(f"{folder} has no model.safetensors; name a run, or a folder that save_pretrained wrote")
+        raise CheckpointError(f"{folder} holds no model.safetensors; name a run, or a folder of save_pretrained")
     config = config or TransformerXLConfig(model=read_file(folder / "config.json").get("model"))
     try:
         check_shapes({name.removeprefix(SAVED_PREFIX): shape for name, shape in found.items()}, config.native)
