@@ -135,9 +135,7 @@ class Split:
     def first(self, tokens: int) -> "Split":
         """The beginning of this split, as a split; its bytes and characters are the tokens' share of them."""
         if tokens < 2:
-            raise InputError(
-                f"the first {shown(tokens)} tokens of {self.name} leave nothing to predict; take 2 or more"
-            )
+            raise InputError(f"{shown(tokens)} tokens of {self.name} have nothing to predict; take at least 2")
         if tokens >= len(self):
             return self
         beginning = copy(self)
@@ -324,7 +322,7 @@ def _positions(path: Path, *, tokens: int) -> Positions:
     """Never falling, none beyond the tokens."""
     starts: Positions = _map(path, POSITION)
     if len(starts) and not (starts[0] >= 0 and starts[-1] <= tokens and bool((starts[1:] >= starts[:-1]).all())):
-        raise DataError(f"{path} holds positions that fall, or lie outside of {tokens:,} tokens; prepare it again")
+        raise DataError(f"{path} holds positions that fall, or lie outside {tokens:,} tokens; prepare the store again")
     return starts
 
 

@@ -27,6 +27,7 @@ from transformer_xl import files
 from transformer_xl.batching.budget import saved_bytes
 from transformer_xl.decoding import TextStream
 from transformer_xl.errors import InputError, TransformerXLError
+from transformer_xl.files import write_text
 from transformer_xl.inference import Reader, restore_reader
 from transformer_xl.serving.api.bodies import SESSION_NAME
 from transformer_xl.serving.api.models import Served
@@ -136,7 +137,7 @@ class Saved:
         with files.atomic_folder(path) as folder:
             os.chmod(folder, 0o700)
             session.reader.save(folder / ENGINE)
-            files.write_text(folder / ABOUT, about.model_dump_json(indent=2) + "\n")
+            write_text(folder / ABOUT, about.model_dump_json(indent=2) + "\n")
             for file in (ENGINE, ABOUT):
                 os.chmod(folder / file, 0o600)
         return _size(path)
