@@ -16,18 +16,10 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
-    "EvaluationConfig": "config",
-    "ModelConfig": "config",
-    "RecurrentConfig": "config",
-    "RunConfig": "config",
-    "TrainingConfig": "config",
+    **dict.fromkeys(("EvaluationConfig", "ModelConfig", "RecurrentConfig", "RunConfig", "TrainingConfig"), "config"),
     "TransformerXLError": "errors",
-    "Loaded": "library",
-    "from_pretrained": "library",
-    "load": "library",
-    "Memory": "model",
-    "Output": "model",
-    "TransformerXL": "model",
+    **dict.fromkeys(("Loaded", "from_pretrained", "load"), "library"),
+    **dict.fromkeys(("Memory", "Output", "TransformerXL"), "model"),
     "find_preset": "presets",
 }
 

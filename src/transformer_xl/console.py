@@ -56,10 +56,8 @@ def _live(title: str, total: float | None, unit: str) -> Iterator[Advance]:
         task = bar.add_task(title, total=total, note="")
 
         def advance(amount: float = 1, *, note: str | None = None) -> None:
-            if note is None:
-                bar.update(task, advance=amount)
-            else:
-                bar.update(task, advance=amount, note=note)
+            fields: dict[str, Any] = {} if note is None else {"note": note}
+            bar.update(task, advance=amount, **fields)
 
         return advance, task
 
@@ -92,10 +90,7 @@ def _plain(title: str, total: float | None, unit: str) -> Advance:
             return
         next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
         share = f" ({done / total:.0%})" if total else ""
-        print(f"{title}: {_amount(done, unit)}{share}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
+        told = f"{done / 1e6:,.1f} MB" if unit == "bytes" else f"{done:,.0f} {unit}".rstrip()
+        print(f"{title}: {told}{share}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
 
     return advance
-
-
-def _amount(value: float, unit: str) -> str:
-    return f"{value / 1e6:,.1f} MB" if unit == "bytes" else f"{value:,.0f} {unit}".rstrip()

@@ -115,7 +115,7 @@ def _hidden_file(parent: Path, *, suffix: str) -> Iterator[tuple[Path, int]]:
         file = _hidden_name(parent, suffix=suffix)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            if not (_lock(descriptor, wait=True) and _stands(file, descriptor)):
+            if not (lock(descriptor, wait=True) and _stands(file, descriptor)):
                 continue
             try:
                 yield file, descriptor
@@ -267,12 +267,12 @@ def _held(path: Path, *, wait: bool, until: float | None = None) -> Iterator[boo
         yield False
         return
     try:
-        yield _lock(descriptor, wait=wait, until=until) and _stands(path, descriptor)
+        yield lock(descriptor, wait=wait, until=until) and _stands(path, descriptor)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, *, wait: bool, until: float | None = None) -> bool:
+def lock(descriptor: int, *, wait: bool, until: float | None = None) -> bool:
     """`until` when it is waited for, if not for ever."""
     try:
         import fcntl
@@ -373,13 +373,10 @@ def sync_tree(folder: Path) -> None:
     """Everything in a folder, what lies deepest first."""
     for place, _, names in os.walk(folder, topdown=False):
         for name in sorted(names):
-            sync_file(Path(place, name))
+            # Windows writes out only what may be written.
+            with Path(place, name).open("r+b" if sys.platform == "win32" else "rb") as file:
+                os.fsync(file.fileno())
         sync_folder(Path(place))
-
-
-def sync_file(path: Path) -> None:
-    with path.open("r+b" if sys.platform == "win32" else "rb") as file:  # Windows writes out only what may be written
-        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

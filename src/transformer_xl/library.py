@@ -17,22 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from transformer_xl import decoding
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
-from transformer_xl.config import EvaluationConfig, RunConfig
+from transformer_xl.config import EvaluationConfig
 from transformer_xl.console import Advance
 from transformer_xl.data.store import Store, open_store
 from transformer_xl.data.text.streaming import Placed, token_stream
-from transformer_xl.data.text.tokenizers import Ids, Tokenizer
-from transformer_xl.decoding import (
-    Sampling,
-    TextStream,
-    Written,
-    beam_search,
-    generate,
-    start_tokens,
-    text_pieces,
-    write_texts,
-)
+from transformer_xl.data.text.tokenizers import Ids
 from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
 from transformer_xl.evaluation.scoring import RuleName
@@ -59,18 +50,8 @@ class Loaded:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-
-    @property
-    def model(self) -> AnyModel:
-        return self.checkpoint.model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.checkpoint.tokenizer
-
-    @property
-    def config(self) -> RunConfig:
-        return self.checkpoint.config
+        self.model: AnyModel = checkpoint.model
+        self.tokenizer, self.config = checkpoint.tokenizer, checkpoint.config
 
     def store(self, data: Path | str | None = None) -> Store:
         """The data it was trained on, or other data made with the same tokenizer."""
@@ -80,9 +61,7 @@ class Loaded:
             )
         path = Path(data) if data else path_from_text(self.checkpoint.about.data)
         if data is None and not path.exists():
-            raise DataError(
-                f"the data this model was trained on is no longer at {path}; give its new place with `data=`"
-            )
+            raise DataError(f"the data it was trained on is no longer at {path}; give its new place with `data=`")
         store = open_store(path)
         if not same_tokenizer(self.checkpoint.folder, store.folder):
             raise DataError(
@@ -138,9 +117,10 @@ class Loaded:
         **sampling: float,
     ) -> Iterator[str]:
         """The same, as it is drawn: whole characters, and nothing of a stop string."""
-        before = start_tokens(self.tokenizer, prompt)
-        drawn = generate(self.model, before, tokens=tokens, sampling=Sampling(**sampling), weights=weights)  # type: ignore[arg-type]
-        yield from text_pieces(self.tokenizer, drawn, before=before, stop=stop)
+        before = decoding.start_tokens(self.tokenizer, prompt)
+        chance = decoding.Sampling(**sampling)  # type: ignore[arg-type]
+        drawn = decoding.generate(self.model, before, tokens=tokens, sampling=chance, weights=weights)
+        yield from decoding.text_pieces(self.tokenizer, drawn, before=before, stop=stop)
 
     def generate_many(
         self,
@@ -151,14 +131,14 @@ class Loaded:
         weights: WeightKind = "exact",
         seeds: Sequence[int] | None = None,
         **sampling: float,
-    ) -> list[Written]:
+    ) -> list[decoding.Written]:
         """A continuation of each prompt, side by side: each is what `generate` gives with its seed (0, 1, 2, ... unless told)."""
         seeds = range(len(prompts)) if seeds is None else seeds
-        before = [start_tokens(self.tokenizer, prompt) for prompt in prompts]
-        samplings = [Sampling(**sampling, seed=seed) for seed in seeds]  # type: ignore[arg-type]
+        before = [decoding.start_tokens(self.tokenizer, prompt) for prompt in prompts]
+        samplings = [decoding.Sampling(**sampling, seed=seed) for seed in seeds]  # type: ignore[arg-type]
         if len(samplings) != len(prompts):
             raise InputError(f"{len(samplings)} seeds for {len(prompts)} prompts; give one for each")
-        return write_texts(
+        return decoding.write_texts(
             self.model, self.tokenizer, before, tokens=tokens, samplings=samplings, stop=stop, weights=weights
         )
 
@@ -170,16 +150,14 @@ class Loaded:
         beams: int = 4,
         stop: Sequence[str] = (),
         weights: WeightKind = "exact",
-    ) -> list[Written]:
+    ) -> list[decoding.Written]:
         """Beam search: at most `beams` continuations by falling log-probability per token."""
-        before = start_tokens(self.tokenizer, prompt)
-        text = TextStream(self.tokenizer, before=before, stop=stop)
-        found = beam_search(
-            self.model, before, tokens=tokens, beams=beams, text=text if stop else None, weights=weights
-        )
+        before = decoding.start_tokens(self.tokenizer, prompt)
+        text = decoding.TextStream(self.tokenizer, before=before, stop=stop) if stop else None
+        found = decoding.beam_search(self.model, before, tokens=tokens, beams=beams, text=text, weights=weights)
         return [
-            Written(
-                text="".join(text_pieces(self.tokenizer, hypothesis.tokens, before=before, stop=stop)),
+            decoding.Written(
+                text="".join(decoding.text_pieces(self.tokenizer, hypothesis.tokens, before=before, stop=stop)),
                 tokens=hypothesis.length,
                 score=hypothesis.score,
             )

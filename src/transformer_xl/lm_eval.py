@@ -57,17 +57,10 @@ class TransformerXLHarness(LM):
             raise InputError("batch_size: 'auto' is not known here; give a number")
         # The harness says cuda:0 where nobody chose, whether there is one or not.
         nobody_chose = device is None or (device.startswith("cuda") and not torch.cuda.is_available())
-        self.loaded = load(
-            run,
-            memory=memory,
-            clamp_len=clamp_len,
-            same_length=same_length,
-            device="cpu" if device is None or nobody_chose else device,
-        )
+        device = "cpu" if device is None or nobody_chose else device
+        self.loaded = load(run, memory=memory, clamp_len=clamp_len, same_length=same_length, device=device)
         if not self.loaded.model.config.remembers:
-            raise InputError(
-                f"{run}: a model with memory 0 sees no text before a token; give it some, such as memory=128"
-            )
+            raise InputError(f"{run}: a model with memory 0 sees no text before a token; give it some, as memory=128")
         self.batch_size = int(batch_size)
 
     @property

@@ -1,6 +1,6 @@
 """Pictures as files. matplotlib is an extra, and is imported only when something is drawn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +42,31 @@ def picture(path: Path, *, title: str) -> Iterator[Any]:
         yield axes
         axes.set_title(title)
         axes.grid(True, which="major", alpha=0.3)
+
+
+def draw_lines(
+    path: Path,
+    lines: Mapping[str, tuple[Any, Any, str]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    logarithmic: bool = False,
+    zero: bool = False,
+) -> list[Path]:
+    """A line for each label, of its places, values and style. Where it was drawn: nowhere without matplotlib."""
+    if not can_draw():
+        return []
+    with picture(path, title=title) as axes:
+        for label, (places, values, style) in lines.items():
+            axes.plot(places, values, style, markersize=3, linewidth=1.2, label=label)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.set_yscale("log" if logarithmic else "linear")
+        if zero:
+            axes.axhline(0, color="black", linewidth=0.8)
+        axes.legend(fontsize=8)
+    return [path]
 
 
 @contextmanager

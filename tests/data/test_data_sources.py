@@ -19,7 +19,8 @@ from data_helpers import one_sentence
 from transformer_xl.data.corpora import downloading, recipes
 from transformer_xl.data.corpora.downloading import download, download_any
 from transformer_xl.data.corpora.recipes import PTB, Counts, KnownFile, Place
-from transformer_xl.data.corpora.sources import Source, find_known, kind_of
+from transformer_xl.data.corpora.sources import Source, find_known
+from transformer_xl.data.corpora.unpacking import kind_of
 from transformer_xl.errors import DataError
 
 TEXTS = {"train": b" a b c \n d e \n" * 50, "valid": b" a b \n", "test": b" c \n"}

@@ -99,7 +99,7 @@ def test_a_rows_commands_make_its_figure(finished, capsys):
 
 def test_a_finished_study_is_neither_trained_nor_evaluated_again(finished, byte_store, monkeypatch):
     names = names_trained(monkeypatch)
-    monkeypatch.setattr(ablation, "at_attention", lambda *_, **__: pytest.fail("evaluated again"))
+    monkeypatch.setattr(ablation.attention, "at_attention", lambda *_, **__: pytest.fail("evaluated again"))
     before = json.loads((finished / "ablation-encoding-minimal.json").read_text())
     _, value = run_study("ablation-encoding", scale=MINIMAL, data=byte_store.folder, out=finished)
     assert names == []

@@ -140,7 +140,11 @@ def average_attention(
     with using_lengths(model, rule):
         span = span_of(model, rule)
         if len(tokens) < span:
-            raise InputError(_too_short(len(tokens), span, rule))
+            short = f"the text has {len(tokens):,} tokens, fewer than one segment of {span:,}, so there is nothing to average;"
+            if rule.memory:
+                full = f"a memory of {rule.memory:,} is full only from token {span:,} on, so nothing can be averaged"
+                short = f"the text has {len(tokens):,} tokens, and {full}; take `memory={len(tokens) - 1}`, or"
+            raise InputError(f"{short} give a longer text")
         sums: dict[str, Floats] = {}
         entropy_NH, queries, first = np.zeros((N, H)), 0, 0
 
@@ -232,9 +236,8 @@ def _rows(
         queries = [position - here for position in wanted if 0 <= position - here < probability_BHTR.shape[2]]
         if not chosen or not queries:
             return
-        by_term = {TOTAL: probability_BHTR} | {
-            term: scores.probability(term).expand_as(probability_BHTR) for term in scores.terms
-        }
+        alone = {term: scores.probability(term).expand_as(probability_BHTR) for term in scores.terms}
+        by_term = {TOTAL: probability_BHTR, **alone}
         for head in chosen:
             for t in queries:
                 before = here if rule.memory else 0  # without memory, a query knows nothing before its segment
@@ -317,12 +320,3 @@ def last_full_position(averages: Averages, *, tokens: int) -> int:
     if averages.rule.memory:
         return tokens - 2
     return tokens // averages.rule.segment * averages.rule.segment - 1
-
-
-def _too_short(tokens: int, span: int, rule: Rule) -> str:
-    if rule.memory:
-        return (
-            f"the text has {tokens:,} tokens, and a memory of {rule.memory:,} is full only from token {span:,} on, so there is nothing to average;"
-            f" give a longer text, or `memory={tokens - 1}`"
-        )
-    return f"the text has {tokens:,} tokens, fewer than one segment of {span:,}, so there is nothing to average; give a longer text"

@@ -82,14 +82,14 @@ def page(
 
 
 def _table(averages: Averages, chosen: Sequence[Head]) -> str:
+    titles = "<th>layer.head</th><th>mean distance</th><th>entropy, bits</th><th>in memory</th><th></th>"
     lines = [
-        "<table>\n<tr><th>layer.head</th><th>mean distance</th><th>entropy, bits</th><th>in memory</th><th></th></tr>\n"
-    ]
-    lines += [
         _line(name_of(head), averages.width(head), "shown below" if head in chosen else "")
         for head in averages.widest()[:WIDEST_SHOWN]
     ]
-    return "".join([*lines, _line("looking everywhere alike", averages.uniform, ""), "</table>\n"])
+    return "".join(
+        [f"<table>\n<tr>{titles}</tr>\n", *lines, _line("looking everywhere alike", averages.uniform, ""), "</table>\n"]
+    )
 
 
 def _line(name: str, width: Width, note: str) -> str:
@@ -130,8 +130,7 @@ def _running_text(row: Row, names: Mapping[int, str], term: str, *, words: bool)
         kinds = [kind for kind, so in (("top", key in top), ("asked", position == row.position)) if so]
         title = f"{visible(name)}: {value:.9g}, distance {row.position - position}, token {position + 1}"
         kind = f' class="{" ".join(kinds)}"' if kinds else ""
-        parts.append(
-            f'<span{kind} style="--p:{value / most:.3f}" title="{escape(title)}">{escape(visible(name))}</span>'
-        )
+        shown, share = escape(visible(name)), f"{value / most:.3f}"
+        parts.append(f'<span{kind} style="--p:{share}" title="{escape(title)}">{shown}</span>')
         parts.append("<br>" if name.endswith(LINE_ENDS) else " " if words else "<wbr>" if name[-1:].isspace() else "")
     return "".join(parts) + "</div>\n"

@@ -39,12 +39,8 @@ def draw_averages(averages: Averages, path: Path, *, title: str, chosen: Sequenc
         _separate(beside, N, H)
         for layer, head in chosen:
             row = layer * H + head
-            beside.annotate(
-                f" {name_of((layer, head))}: {mean_distance[row]:.0f}",
-                (mean_distance[row], row),
-                va="center",
-                fontsize=7,
-            )
+            label = f" {name_of((layer, head))}: {mean_distance[row]:.0f}"
+            beside.annotate(label, (mean_distance[row], row), va="center", fontsize=7)
         beside.margins(x=0.6)
         _colour_bar(drawn, image, axes, averages)
 
@@ -81,19 +77,16 @@ def draw_heads(maps: Sequence[Map], names: dict[int, str], path: Path, *, title:
             lines = _lines_of_columns(one)
             _positions(axes, one, columns, names, width=len(lines[-1]))
             if columns == lines[0]:
-                axes.set_title(_title(one), loc="left", fontsize=10)
+                span = max(len(row.probability[TOTAL]) for row in one.rows)
+                cut = f", the nearest {MOST_COLUMNS} of {span} keys" if span > MOST_COLUMNS else ""
+                name = f"layer {one.head[0] + 1}, head {one.head[1] + 1}, at token {one.position + 1:,}{cut}"
+                axes.set_title(name, loc="left", fontsize=10)
         drawn.suptitle(
             f"{title}\nEach row is a position (the last, bold, was asked for), each column a token it may look at; darker is more, by the row's own maximum."
             "\nRed: the fifth of the tokens that the row looks at most; red words: that of the last row.",
             fontsize=11,
             parse_math=False,
         )
-
-
-def _title(one: Map) -> str:
-    span = max(len(row.probability[TOTAL]) for row in one.rows)
-    cut = f", the nearest {MOST_COLUMNS} of {span} keys" if span > MOST_COLUMNS else ""
-    return f"layer {one.head[0] + 1}, head {one.head[1] + 1}, at token {one.position + 1:,}{cut}"
 
 
 def _lines_of_columns(one: Map) -> list[range]:
@@ -107,10 +100,7 @@ def _lines_of_columns(one: Map) -> list[range]:
 
 def _positions(axes: Any, one: Map, columns: range, names: dict[int, str], *, width: int) -> None:
     rows = len(one.rows)
-    grey_TS, red_TS = (
-        np.full((rows, width), np.nan),
-        np.full((rows, width), np.nan),
-    )  # what a row does not see stays white
+    grey_TS, red_TS = np.full((2, rows, width), np.nan)  # what a row does not see stays white
     offset = width - len(columns)
     for line, row in enumerate(one.rows):
         probability, top = row.probability[TOTAL], set(row.top())
@@ -146,9 +136,8 @@ def _has_glyph(character: str) -> bool:
     from matplotlib.font_manager import findfont, get_font
 
     # A combining mark has nothing to stand on here, and a missing glyph would be a warning for each picture.
-    return (
-        unicodedata.combining(character) == 0 and get_font(findfont("DejaVu Sans")).get_char_index(ord(character)) != 0
-    )
+    font = get_font(findfont("DejaVu Sans"))
+    return unicodedata.combining(character) == 0 and font.get_char_index(ord(character)) != 0
 
 
 def _heat(axes: Any, averages: Averages, term: str, *, chosen: Sequence[Head] = ()) -> Any:
@@ -156,17 +145,13 @@ def _heat(axes: Any, averages: Averages, term: str, *, chosen: Sequence[Head] = 
 
     values_NHR = averages.average[term]
     N, H, R = values_NHR.shape
-    low, high = _limits(averages)
+    # One scale for all pictures of one analysis, from a hundredth of what looking everywhere alike would give.
+    high = max(float(values.max()) for values in averages.average.values())
+    low = min(0.01 / averages.span, high / 10)
     rows: NDArray[np.float64] = values_NHR.reshape(N * H, R)[:, ::-1]
     extent = (R - 0.5, -0.5, N * H - 0.5, -0.5)
-    image = axes.imshow(
-        np.maximum(rows, low),
-        cmap="magma_r",
-        norm=LogNorm(low, high),
-        aspect="auto",
-        extent=extent,
-        interpolation="nearest",
-    )
+    look = {"cmap": "magma_r", "norm": LogNorm(low, high), "aspect": "auto", "interpolation": "nearest"}
+    image = axes.imshow(np.maximum(rows, low), extent=extent, **look)
     axes.set_xlabel("distance looked back, in tokens (0: the token itself)")
     if N * H <= 100:
         labels = [f"▸ {n + 1}.{h + 1}" if (n, h) in chosen else f"{n + 1}.{h + 1}" for n in range(N) for h in range(H)]
@@ -182,12 +167,6 @@ def _heat(axes: Any, averages: Averages, term: str, *, chosen: Sequence[Head] = 
 def _separate(axes: Any, layers: int, heads: int) -> None:
     for layer in range(1, layers):
         axes.axhline(layer * heads - 0.5, color="black", linewidth=0.9)
-
-
-def _limits(averages: Averages) -> tuple[float, float]:
-    """One scale for all pictures of one analysis, from a hundredth of what looking everywhere alike would give."""
-    high = max(float(values.max()) for values in averages.average.values())
-    return min(0.01 / averages.span, high / 10), high
 
 
 def _colour_bar(drawn: Any, image: Any, axes: Any, averages: Averages) -> None:

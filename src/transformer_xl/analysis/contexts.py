@@ -65,9 +65,7 @@ def make_stretch(split: Split, *, lengths: Sequence[int], tokens: int | None, mo
     longest = max(lengths)
     left = len(split) - longest
     if min(lengths) < 1:
-        raise InputError(
-            f"a context of {min(lengths)} tokens shows a model nothing to predict from; start at 1 or more"
-        )
+        raise InputError(f"a context of {min(lengths)} tokens shows a model nothing to predict from; start at 1")
     if left < 1:
         raise InputError(
             f"a context of {longest:,} tokens is longer than {split.name} allows ({len(split):,} tokens); lower the longest context"
@@ -113,9 +111,8 @@ def context_losses(
     read_for = {length: length if farthest is None else min(length, farthest) for length in stretch.lengths}
     computed = sorted(set(read_for.values()))
     lanes = lanes_for(model.config, evaluation=evaluation, longest=computed[-1])
-    rule = make_rule(
-        model, evaluation, tokens=stretch.tokens, lanes=1
-    )  # for its lengths: lanes here are starts, each of its own
+    # For its lengths: lanes here are starts, each of its own.
+    rule = make_rule(model, evaluation, tokens=stretch.tokens, lanes=1)
     with using_lengths(model, rule), torch.inference_mode():
         loss_CP = _score(model, split, computed, stretch=stretch, lanes=lanes, keep=keep, about=about)
     losses = {length: loss_CP[computed.index(read_for[length])] for length in stretch.lengths}
@@ -244,9 +241,7 @@ def _about(
         "first": stretch.first,
         "tokens": stretch.tokens,
         "lengths": list(stretch.lengths),
-        "memory": evaluation.memory,
-        "clamp_len": evaluation.clamp_len,
-        "same_length": evaluation.same_length,
+        **{name: getattr(evaluation, name) for name in ("memory", "clamp_len", "same_length")},
         "sees_at_most": farthest,
     }
 

@@ -52,7 +52,6 @@ def read_losses(path: Path) -> tuple[dict[int, NDArray[Any]], dict[str, Any]]:
         raise DataError(f"{path} cannot be read as losses ({reason}); {WAY_OUT}") from None
     losses = {int(match[1]): array for name, array in arrays.items() if (match := LENGTH.fullmatch(name))}
     if not losses:
-        raise DataError(
-            f"{path} has losses for no context length (its arrays: {', '.join(arrays) or 'none'}); {WAY_OUT}"
-        )
+        names = ", ".join(arrays) or "none"
+        raise DataError(f"{path} has losses for no context length (its arrays: {names}); {WAY_OUT}")
     return losses, about

@@ -77,9 +77,8 @@ def make_group(losses: Mapping[str, Mapping[int, NDArray[Any]]], *, lengths: Seq
         for length in lengths:
             sizes[f"{name} (context {length})"] = _checked(by_length, length, name)
     if len(set(sizes.values())) > 1:
-        (one, size), (other, other_size) = next(
-            (a, b) for a in sizes.items() for b in sizes.items() if a[1] != b[1]
-        )  # the first that differs
+        # The first that differs.
+        (one, size), (other, other_size) = next((a, b) for a in sizes.items() for b in sizes.items() if a[1] != b[1])
         raise InputError(
             f"{one} has {size:,} positions and {other} has {other_size:,}; losses of a group must be of the same tokens"
         )
@@ -108,9 +107,8 @@ def relative_gains(group: Group, *, ratio: float) -> Array:
     gains = []
     for place in range(len(group.lengths) - 1):
         f_IC = relative_losses(group, place, longer=(place, place + 1), ratio=ratio)
-        gains.append(
-            -np.expm1(f_IC[:, 1] - f_IC[:, 0])
-        )  # the same ratio, where perplexities themselves may be too large
+        # The same ratio, where perplexities themselves may be too large.
+        gains.append(-np.expm1(f_IC[:, 1] - f_IC[:, 0]))
     return np.stack(gains, axis=1)
 
 
@@ -128,10 +126,12 @@ def effective_lengths(group: Group, *, ratio: float, threshold: float = THRESHOL
     """The RECL of each model of the group."""
     if not 0 < threshold < float("inf"):
         raise InputError(f"threshold: {threshold} would never stop or never start; give a gain above 0, such as 0.01")
-    return {
-        name: _first_below(gain_C, group.lengths, threshold=threshold)
-        for name, gain_C in zip(group.names, relative_gains(group, ratio=ratio), strict=True)
-    }
+    found = {}
+    for name, gain_C in zip(group.names, relative_gains(group, ratio=ratio), strict=True):
+        below = (length for length, gain in zip(group.lengths, gain_C, strict=False) if gain < threshold)
+        first = next(below, None)
+        found[name] = EffectiveLength(group.lengths[-1], at_least=True) if first is None else EffectiveLength(first)
+    return found
 
 
 def exp(values: Array) -> Array:
@@ -140,20 +140,11 @@ def exp(values: Array) -> Array:
     return perplexity
 
 
-def _first_below(gain_C: Array, lengths: Sequence[int], *, threshold: float) -> EffectiveLength:
-    for length, gain in zip(lengths, gain_C, strict=False):
-        if gain < threshold:
-            return EffectiveLength(length)
-    return EffectiveLength(lengths[-1], at_least=True)
-
-
 def _checked(by_length: Mapping[int, NDArray[Any]], length: int, name: str) -> int:
     """How many positions these losses have, once they are what they should be."""
     if length not in by_length:
         held = ", ".join(map(str, sorted(by_length))) or "none"
-        raise InputError(
-            f"{name} has no losses for context {length} (it has {held}); choose start, step and longest to fit"
-        )
+        raise InputError(f"{name} has no losses for context {length} (it has {held}); fit start, step and longest")
     array = by_length[length]
     if array.ndim != 1 or array.dtype.kind not in "fiu":
         raise InputError(

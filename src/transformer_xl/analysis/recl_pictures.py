@@ -1,12 +1,12 @@
 """The figures of Appendix C: what more context gains, and perplexity against context length."""
 
+from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from transformer_xl.analysis.recl import Array, Group, perplexity_gains
-from transformer_xl.pictures import can_draw, panels, picture
+from transformer_xl.pictures import can_draw, draw_lines, panels
 
 MOST_MAPS, MOST_CELLS = 6, 40
 """Models and lengths that a picture of heat maps can show and still be read."""
@@ -19,26 +19,21 @@ def draw_recl(group: Group, folder: Path, *, ratio: str) -> list[Path]:
         return []
     gain_ICC = perplexity_gains(group, ratio=float(ratio))
     paths = [folder / "gain.png", folder / "perplexity.png"]
-    with picture(paths[0], title=f"What {group.step} more tokens of context gain (r = {ratio})") as axes:
-        places = np.arange(len(group.lengths) - 1)
-        _lines(axes, group, gain_ICC[:, places, places + 1], group.lengths[:-1])
-        axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_xlabel("context length c")
-        axes.set_ylabel(f"exp f(c, c) - exp f(c, c+{group.step})")
-    with picture(paths[1], title="Perplexity against context length") as axes:
-        _lines(axes, group, group.perplexities(), group.lengths)
-        axes.set_xlabel("context length")
-        axes.set_ylabel("perplexity")
+    places, gained = np.arange(len(group.lengths) - 1), f"exp f(c, c) - exp f(c, c+{group.step})"
+    gains = _lines(group, gain_ICC[:, places, places + 1], group.lengths[:-1])
+    title = f"What {group.step} more tokens of context gain (r = {ratio})"
+    draw_lines(paths[0], gains, title=title, x="context length c", y=gained, zero=True)
+    lines = _lines(group, group.perplexities(), group.lengths)
+    draw_lines(paths[1], lines, title="Perplexity against context length", x="context length", y="perplexity")
     if len(group.names) <= MOST_MAPS and len(group.lengths) <= MOST_CELLS:
         paths.append(folder / "gain-pairs.png")
         _draw_pairs(group, gain_ICC, paths[-1], title=f"Perplexity gained by a longer context (r = {ratio})")
     return paths
 
 
-def _lines(axes: Any, group: Group, value_IC: Array, lengths: tuple[int, ...]) -> None:
-    for number, (name, value_C) in enumerate(zip(group.names, value_IC, strict=True)):
-        axes.plot(lengths, value_C, label=name, marker=MARKERS[number % len(MARKERS)], markersize=4)
-    axes.legend()
+def _lines(group: Group, value_IC: Array, lengths: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], Array, str]]:
+    rows = zip(group.names, value_IC, cycle(MARKERS), strict=False)
+    return {name: (lengths, value_C, f"{marker}-") for name, value_C, marker in rows}
 
 
 def _draw_pairs(group: Group, gain_ICC: Array, path: Path, *, title: str) -> None:

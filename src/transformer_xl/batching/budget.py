@@ -22,12 +22,6 @@ HEADER_BYTES = 64 * 1024
 """More than the names and shapes in a saved engine take."""
 
 
-def lane_bytes(model: AnyModel) -> int:
-    """What an engine keeps of one text."""
-    config, size = model.config, model.vocabulary.bias_V.element_size()
-    return kept_bytes(config, lanes=1) * size // 4 if config.remembers else 0
-
-
 def saved_bytes(model: AnyModel) -> int:
     """The most that a saved session's engine takes on disk."""
     config, size = model.config, model.vocabulary.bias_V.element_size()
@@ -39,6 +33,7 @@ class Cost:
     """Of one model, in bytes."""
 
     lane: int
+    """What an engine keeps of one text."""
     engine: int
     """A lane, and the projected relative keys that each engine makes for itself."""
     working: int
@@ -46,7 +41,8 @@ class Cost:
 
     @classmethod
     def of(cls, model: AnyModel, *, segment: int) -> "Cost":
-        config, lane, size = model.config, lane_bytes(model), model.vocabulary.bias_V.element_size()
+        config, size = model.config, model.vocabulary.bias_V.element_size()
+        lane = kept_bytes(config, lanes=1) * size // 4 if config.remembers else 0
         words = max(end - start for start, end in pairwise(config.cluster_edges))
         working = 2 * CHUNK * words * size
         table = config.kept_of_a_position // 2 * (config.memory + CHUNK) * size
@@ -66,7 +62,8 @@ def needed_bytes(costs: Sequence[Cost], *, admitted: int, sessions: int) -> int:
 
 def available_bytes(root: Path = Path("/")) -> int | None:
     """What this process may still take, by every limit that the system tells; None where it tells none."""
-    return min((max(0, left) for left in (*_of_process(root), *_of_cgroups(root), *_of_machine(root))), default=None)
+    of_machine = [bytes_left for name, bytes_left in _table(root / "proc/meminfo").items() if name == "MemAvailable"]
+    return min((max(0, left) for left in (*_of_process(root), *_of_cgroups(root), *of_machine)), default=None)
 
 
 def _of_process(root: Path) -> Iterator[int]:
@@ -101,12 +98,6 @@ def _of_cgroups(root: Path) -> Iterator[int]:
                 yield int(limit) - int(taken) + _table(group / "memory.stat", scale=1).get(file, 0)
             if group == top:
                 break
-
-
-def _of_machine(root: Path) -> Iterator[int]:
-    machine = _table(root / "proc/meminfo")
-    if "MemAvailable" in machine:
-        yield machine["MemAvailable"]
 
 
 def _table(path: Path, *, scale: int = 1024) -> dict[str, int]:

@@ -51,11 +51,8 @@ class Figures:
 
     def extend(self, other: "Figures") -> None:
         before = len(self.likeliest)
-        self.token.extend(other.token)
-        self.start.extend(other.start)
-        self.log_probability.extend(other.log_probability)
-        self.likeliest.extend(other.likeliest)
-        self.likeliest_log_probability.extend(other.likeliest_log_probability)
+        for name in ("token", "start", "log_probability", "likeliest", "likeliest_log_probability"):
+            getattr(self, name).extend(getattr(other, name))
         self.likeliest_until.extend(before + until for until in other.likeliest_until)
 
     def likeliest_at(self, place: int) -> Iterator[tuple[int, float]]:

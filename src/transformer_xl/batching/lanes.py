@@ -91,13 +91,13 @@ class Writing:
             events.append(Wrote(text=piece, figures=figures))
         if reason:
             self.ended = True
-            events.append(Ended(reason=reason, state=self._state(picked, reader, place) if self.options.keep else None))
+            state = None
+            if self.options.keep:
+                own = reader.select([place])
+                own.read(torch.tensor([[picked.token]]))
+                state = own, self._text.fork(stop=())
+            events.append(Ended(reason=reason, state=state))
         return events
-
-    def _state(self, picked: Picked, reader: Reader, place: int) -> tuple[Reader, TextStream]:
-        own = reader.select([place])
-        own.read(torch.tensor([[picked.token]]))
-        return own, self._text.fork(stop=())
 
 
 TextEvents = list[tuple[Writing, Event]]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from transformer_xl.batching.lanes import LANES, ModelFault
 from transformer_xl.decoding.distribution import Distribution, Words, best
@@ -59,7 +58,9 @@ def scored(reader: Reader, tokens: Sequence[int], *, segment: int | None, likeli
         if before_BD is None:
             before_BD = torch.zeros_like(hidden_BTD[:, 0])
         before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
-        loss_P = _losses(reader, before_BTD, piece_BT)
+        with torch.inference_mode():
+            loss_BT = reader.model.vocabulary.loss(before_BTD, piece_BT, linear=reader.linear)
+        loss_P: NDArray[np.float32] = loss_BT[0].float().numpy()
         words = list[Words | None]()
         for first in range(0, piece_BT.shape[1] if likeliest else 0, LANES):
             rows_PD = before_BTD[0, first : first + LANES]
@@ -72,10 +73,3 @@ def scored(reader: Reader, tokens: Sequence[int], *, segment: int | None, likeli
             words[:1] = [None] * bool(words)
         before_BD = hidden_BTD[:, -1]
         yield Scored(loss_P=loss_P, likeliest=words)
-
-
-@torch.inference_mode()
-def _losses(reader: Reader, before_BTD: Tensor, tokens_BT: Tensor) -> NDArray[np.float32]:
-    loss_BT = reader.model.vocabulary.loss(before_BTD, tokens_BT, linear=reader.linear)
-    values: NDArray[np.float32] = loss_BT[0].float().numpy()
-    return values

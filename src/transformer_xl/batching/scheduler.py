@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from transformer_xl.batching.events import Done, Ended, Failure, Mailbox, Outbox, Wrote
@@ -244,8 +245,10 @@ class Scheduler:
                 waiting = 0
             ready = request.status is Status.READY
             fits = ready and len(self.lanes) + len(request.lanes) <= LANES
-            if fits:
-                self._join(request)
+            if fits:  # all that is left of the request are its texts
+                joining = request.lanes
+                texts = [*self.lanes.writers, *joining.writers]
+                self._with_lanes(texts, partial(self.lanes.take, joining), joining=request)
             with self._turn:
                 if self._closed:
                     return
@@ -254,12 +257,6 @@ class Scheduler:
                 waiting += ready
                 if self._requests and self._requests[0] is request:
                     self._requests.rotate(-1)
-
-    def _join(self, request: Request) -> None:
-        """All that is left of the request are its texts."""
-        joining = request.lanes
-        texts = [*self.lanes.writers, *joining.writers]
-        self._with_lanes(texts, lambda: self.lanes.take(joining), joining=request)
 
     def _advance(self, request: Request) -> int:
         """One piece of it. About as long as reading how many tokens that was."""

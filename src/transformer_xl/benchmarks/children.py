@@ -12,12 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from transformer_xl.data.corpora.pieces import cores as cores
 from transformer_xl.errors import TransformerXLError
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -29,10 +31,6 @@ TICK_SECONDS = 0.05
 
 class BenchmarkError(TransformerXLError):
     """A comparison that cannot be made, or would not be honest."""
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Child:
@@ -91,13 +89,20 @@ class Child:
         return BenchmarkError(f"the process of {self.name} ended: {lines[-1] if lines else 'it said nothing'}")
 
 
-@contextmanager
-def ready_children(pythons: Mapping[str, Path | str], *, names: Mapping[str, str]) -> Iterator[dict[str, Child]]:
+def ready_children(
+    pythons: Mapping[str, Path | str], *, names: Mapping[str, str]
+) -> AbstractContextManager[dict[str, Child]]:
     """A ready child for each key, running the implementation that `names` gives; all are ended at the end."""
+    chosen = {key: pythons.get(name, sys.executable) for key, name in names.items()}
+    return all_ready({key: partial(Child, names[key], python=python) for key, python in chosen.items()})
+
+
+@contextmanager
+def all_ready(starts: Mapping[str, Callable[[], Child]]) -> Iterator[dict[str, Child]]:
     started: dict[str, Child] = {}
     try:
-        for key, name in names.items():
-            started[key] = Child(name, python=pythons.get(name, sys.executable))
+        for key, start in starts.items():
+            started[key] = start()
         for child in started.values():
             child.answer()
         yield started
@@ -163,19 +168,17 @@ def take_turns(turns: Mapping[str, Turn], *, rounds: int, advance: Callable[[], 
 
 
 def timed(child: Child, *, mode: str, steps: int) -> Run:
+    return watched(lambda: child.ask("run", mode=mode, steps=steps))
+
+
+def watched(work: Callable[[], dict[str, Any]]) -> Run:
+    """`work` tells the fields of its run, and `cpu_seconds` that it spent: what else the machine was busy with is others'."""
     busy_before, started_at = busy_seconds(), time.perf_counter()
-    answer = child.ask("run", mode=mode, steps=steps)
-    elapsed, busy_after = time.perf_counter() - started_at, busy_seconds()
-    others = 0.0
+    told = work()
+    elapsed, busy_after, others = time.perf_counter() - started_at, busy_seconds(), -told.pop("cpu_seconds")
     if busy_before is not None and busy_after is not None:
-        others = busy_after - busy_before - answer["cpu_seconds"]
-    return Run(
-        tokens=answer["tokens"],
-        seconds=answer["seconds"],
-        memory_mb=answer["memory_mb"],
-        peak_memory_mb=answer["peak_memory_mb"],
-        disturbed=others > DISTURBED_SHARE * elapsed * cores() + TICK_SECONDS,
-    )
+        others += busy_after - busy_before
+    return Run(**told, disturbed=others > DISTURBED_SHARE * elapsed * cores() + TICK_SECONDS)
 
 
 def busy_seconds() -> float | None:

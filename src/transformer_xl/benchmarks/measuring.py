@@ -28,13 +28,7 @@ from transformer_xl.benchmarks.children import (
 from transformer_xl.benchmarks.entrants import Entrant, entrants_of
 from transformer_xl.benchmarks.environment import huggingface_python
 from transformer_xl.benchmarks.training import check_training
-from transformer_xl.benchmarks.workloads import (
-    FORMULAS,
-    Kind,
-    Scale,
-    Workload,
-    workloads_of,
-)
+from transformer_xl.benchmarks.workloads import FORMULAS, Kind, Scale, Workload, workloads_of
 from transformer_xl.console import progress, say
 from transformer_xl.interop.formats.huggingface import config_to_huggingface, weights_to_huggingface
 from transformer_xl.model import TransformerXL
@@ -89,12 +83,9 @@ class Result:
     rows: list[Row]
 
     def as_json(self) -> dict[str, object]:
-        told = {"tolerance": TOLERANCE, "limits": list(FORMULAS)}
-        return {
-            **{name: value for name, value in asdict(self).items() if name != "rows"},
-            **told,
-            "rows": asdict(self)["rows"],
-        }
+        told = asdict(self)
+        rows = told.pop("rows")
+        return {**told, "tolerance": TOLERANCE, "limits": list(FORMULAS), "rows": rows}
 
 
 def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool, preset: str | None = None) -> Result:
@@ -137,9 +128,7 @@ def measure(kind: Kind, *, scale: Scale, rounds: int, against_huggingface: bool,
             measured.append((workload, table, found, differences))
         peaks.append(processes["exact"].ask("peaks", **PEAK_SIZES[scale]))
     machine = examined(peaks)
-    rows = [
-        row(key, workload, table, found, machine, said) for workload, table, found, said in measured for key in table
-    ]
+    rows = [row(key, work, table, found, machine, said) for work, table, found, said in measured for key in table]
     return Result(kind=kind, scale=scale, rounds=rounds, machine=machine, rows=rows)
 
 
@@ -263,9 +252,7 @@ def row(
 ) -> Row:
     entrant = table[key]
     speed, slowest, fastest = spread(found.speeds(key))
-    limit = entrant.work.limit_seconds(
-        flops_per_second=machine.flops_per_second, bytes_per_second=machine.bytes_per_second
-    )
+    limit = max(entrant.work.flops / machine.flops_per_second, entrant.work.bytes / machine.bytes_per_second)
     tokens_of_a_step = entrant.lanes * (1 if entrant.mode == "generation" else workload.segment)
     to = {
         "huggingface": "huggingface" in table and key in ("exact", "int8", "huggingface"),

@@ -11,14 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl.benchmarks.window import WindowReader
-from transformer_xl.benchmarks.worker import CLIP, LEARNING_RATE, Implementation, Segmentwise, everything, shifted
+from transformer_xl.benchmarks.worker import Implementation, Segmentwise, Trainer, everything, shifted
 from transformer_xl.decoding.distribution import Distribution, best
 from transformer_xl.inference import Engine
-from transformer_xl.interop.formats.huggingface import (
-    config_from_huggingface,
-    weights_from_huggingface,
-    weights_to_huggingface,
-)
+from transformer_xl.interop.formats import huggingface
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.reference import reference_attend
 
@@ -100,38 +96,35 @@ class Window:
         raise NotImplementedError
 
 
-class OurTrainer:
+class OurTrainer(Trainer):
     def __init__(self, folder: Path, *, dropout: float, formula: bool) -> None:
         """`formula`: the paper's terms spelled out, and autograd's own gradients."""
-        self.model = our_model(folder, dropout=dropout)
+        super().__init__(our_model(folder, dropout=dropout))
         if formula:
             self.model.attend = reference_attend
-            self.model.vocabulary.table_gradient = lambda tokens_BT: None  # type: ignore[method-assign]
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
-        self.memory: Any = None
+            self.model.vocabulary.table_gradient = lambda tokens_BT: None
 
     def losses(self, tokens_BT: Tensor) -> Tensor:
         return cast(Tensor, self.model(tokens_BT, targets_BT=shifted(tokens_BT)).loss_BT)[:, :-1]
 
     def gradients(self) -> dict[str, Tensor]:
         gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
-        return weights_to_huggingface(gradients, self.model.config)  # type: ignore[arg-type]
+        return huggingface.weights_to_huggingface(gradients, self.model.config)
 
     def step(self, tokens_BT: Tensor) -> None:
-        self.model.train()
         self.model.vocabulary.give_back_gradient()
-        self.optimiser.zero_grad(set_to_none=True)
+        super().step(tokens_BT)
+
+    def forward(self, tokens_BT: Tensor) -> tuple[Tensor, Any]:
         output = self.model(tokens_BT, targets_BT=shifted(tokens_BT), memory=self.memory)
-        output.loss_BT.mean().backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimiser.step()
-        self.memory = output.memory
+        return output.loss_BT, output.memory
 
 
 def our_model(folder: Path, *, dropout: float = 0.0) -> TransformerXL:
-    config = replace(
-        config_from_huggingface(json.loads((folder / "config.json").read_text(encoding="utf-8"))), dropout=dropout
-    )
+    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = replace(huggingface.config_from_huggingface(told), dropout=dropout)
     model = TransformerXL(config)
-    model.load_state_dict(weights_from_huggingface(load_file(folder / "model.safetensors"), config), strict=True)
+    model.load_state_dict(
+        huggingface.weights_from_huggingface(load_file(folder / "model.safetensors"), config), strict=True
+    )
     return model.eval()

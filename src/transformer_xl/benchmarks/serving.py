@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,16 +19,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.benchmarks.children import (
-    DISTURBED_SHARE,
-    TICK_SECONDS,
-    BenchmarkError,
-    Run,
-    busy_seconds,
-    cores,
-    spread,
-    take_turns,
-)
+from transformer_xl.benchmarks.children import BenchmarkError, Run, cores, spread, take_turns, watched
 from transformer_xl.benchmarks.measuring import processor_name
 from transformer_xl.benchmarks.workloads import Scale
 from transformer_xl.checkpoint import About, write_checkpoint
@@ -92,9 +83,8 @@ def server(scale: Scale) -> Iterator[tuple[int, int]]:
         run = replace(find_preset(PRESET).run, model=config)
         about = About(corpus="none", rule="none", unit="bits_per_byte", data="", step=0)
         folder, told = Path(name) / "random", Path(name) / "told"
-        write_checkpoint(
-            folder, config=run, about=about, weights=model.state_dict(), tokenizer=ByteTokenizer(bytes(range(256)))
-        )
+        weights, tokenizer = model.state_dict(), ByteTokenizer(bytes(range(256)))
+        write_checkpoint(folder, config=run, about=about, weights=weights, tokenizer=tokenizer)
         command = [sys.executable, "-m", "transformer_xl", "serve", str(folder), "--port", "0", "--deadline", "600"]
         with told.open("w", encoding="utf-8") as stderr:
             process = subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL, env=_environment())
@@ -128,9 +118,8 @@ class Stream:
 
     def __init__(self, port: int, *, prompt: str, tokens: int, seed: int) -> None:
         self._port = port
-        self._body = json.dumps(
-            {"model": "random", "prompt": prompt, "max_tokens": tokens, "seed": seed, "stream": True}
-        ).encode()
+        asked = {"model": "random", "prompt": prompt, "max_tokens": tokens, "seed": seed, "stream": True}
+        self._body = json.dumps(asked).encode()
 
     async def start(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -243,22 +232,16 @@ def measure_serving(*, scale: Scale, rounds: int) -> ServingResult:
     )
 
 
-def _timed(pid: int, work: Any) -> Run:
+def _timed(pid: int, work: Callable[[], tuple[int, float]]) -> Run:
     """With what the server and this process spent taken out of what the machine was busy with: the rest is others'."""
-    busy_before, ours_before, started_at = busy_seconds(), _spent(pid), time.perf_counter()
-    tokens, seconds = work()
-    elapsed, busy_after, ours_after = time.perf_counter() - started_at, busy_seconds(), _spent(pid)
-    others = 0.0
-    if busy_before is not None and busy_after is not None:
-        others = busy_after - busy_before - (ours_after - ours_before)
-    memory = _memory_mb(pid)
-    return Run(
-        tokens=tokens,
-        seconds=seconds,
-        memory_mb=memory,
-        peak_memory_mb=memory,
-        disturbed=others > DISTURBED_SHARE * elapsed * cores() + TICK_SECONDS,
-    )
+
+    def told() -> dict[str, float]:
+        before, (tokens, seconds) = _spent(pid), work()
+        spent, memory = _spent(pid) - before, _memory_mb(pid)
+        both = {"memory_mb": memory, "peak_memory_mb": memory}
+        return {"tokens": tokens, "seconds": seconds, "cpu_seconds": spent, **both}
+
+    return watched(told)
 
 
 def _spent(pid: int) -> float:

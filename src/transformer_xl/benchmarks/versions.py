@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import transformer_xl
-from transformer_xl.benchmarks.children import BenchmarkError, Child, cores, spread, take_turns, timed
+from transformer_xl.benchmarks.children import BenchmarkError, Child, all_ready, cores, spread, take_turns, timed
 from transformer_xl.console import progress
 from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
 from transformer_xl.errors import ConfigError
@@ -41,13 +41,9 @@ def compare_versions(other: Path, *, rounds: int, scale: str) -> list[VersionRow
     steps = STEPS if scale == "full" else TINY
     with tempfile.TemporaryDirectory(prefix="txl-versions-") as name:
         run, data = _demo(Path(name), scale=scale)
-        versions = {
-            "here": Child("here", worker=worker, source=HERE),
-            "before": Child("before", worker=worker, source=source),
-        }
-        try:
-            for child in versions.values():
-                child.answer()
+        sources = {"here": HERE, "before": source}
+        starts = {who: partial(Child, who, worker=worker, source=place) for who, place in sources.items()}
+        with all_ready(starts) as versions:
             said = [child.ask("open", run=str(run), data=str(data)) for child in versions.values()]
             if said[0] != said[1]:
                 raise BenchmarkError(f"the two versions do not compute the same: {said[0]} here, {said[1]} in {other}")
@@ -67,9 +63,6 @@ def compare_versions(other: Path, *, rounds: int, scale: str) -> list[VersionRow
                             ratio_spread=(least, most),
                         )
                     )
-        finally:
-            for child in versions.values():
-                child.end()
     return rows
 
 

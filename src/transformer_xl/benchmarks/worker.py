@@ -92,28 +92,42 @@ class HuggingFace(Segmentwise):
         return self.model.crit(hidden_BTD).view(*hidden_BTD.shape[:2], -1)  # type: ignore[no-any-return]
 
 
-class Trainer(Protocol):
+class Trainer:
     """One that trains: losses and gradients of a segment for checking, steps for timing."""
 
-    model: Any
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+        self.memory: Any = None
 
     def losses(self, tokens_BT: Tensor) -> Tensor:
         """Without dropout: the loss of every token after the first given those before it."""
+        raise NotImplementedError
 
     def gradients(self) -> dict[str, Tensor]:
         """Of whatever was last computed, by Hugging Face's names."""
+        raise NotImplementedError
+
+    def forward(self, tokens_BT: Tensor) -> tuple[Tensor, Any]:
+        """Losses of a segment that goes on from the memory, and the new memory."""
+        raise NotImplementedError
 
     def step(self, tokens_BT: Tensor) -> None:
         """Forward, backward, clip, Adam; the memory is carried on."""
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss_BT, memory = self.forward(tokens_BT)
+        torch.autograd.backward(loss_BT.mean())
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimiser.step()
+        self.memory = memory
 
 
-class HuggingFaceTrainer:
+class HuggingFaceTrainer(Trainer):
     def __init__(self, folder: Path, *, dropout: float) -> None:
         transformers = import_module("transformers")
-        self.model = transformers.TransfoXLLMHeadModel.from_pretrained(folder, dropout=dropout)
+        super().__init__(transformers.TransfoXLLMHeadModel.from_pretrained(folder, dropout=dropout))
         self.model.crit.keep_order = True  # or its losses come out by cluster
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=LEARNING_RATE, fused=True)
-        self.mems: Any = None
 
     def losses(self, tokens_BT: Tensor) -> Tensor:
         return cast(Tensor, self.model(tokens_BT, labels=tokens_BT).losses)
@@ -121,14 +135,9 @@ class HuggingFaceTrainer:
     def gradients(self) -> dict[str, Tensor]:
         return {name: weight.grad for name, weight in self.model.named_parameters() if weight.grad is not None}
 
-    def step(self, tokens_BT: Tensor) -> None:
-        self.model.train()
-        self.optimiser.zero_grad(set_to_none=True)
-        output = self.model(tokens_BT, labels=tokens_BT, mems=self.mems)
-        output.losses.mean().backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimiser.step()
-        self.mems = output.mems
+    def forward(self, tokens_BT: Tensor) -> tuple[Tensor, Any]:
+        output = self.model(tokens_BT, labels=tokens_BT, mems=self.memory)
+        return output.losses, output.mems
 
 
 def shifted(tokens_BT: Tensor) -> Tensor:
@@ -234,28 +243,22 @@ class Worker:
         implementation = self._opened()
         generator = torch.Generator().manual_seed(steps)
         text_BT = torch.randint(self.vocabulary, (self.lanes, steps * self.segment), generator=generator)
-        cpu_before, started_at = time.process_time(), time.perf_counter()
-        if mode == "evaluation":
-            implementation.score(text_BT)
-        else:
+
+        def work() -> None:
+            if mode == "evaluation":
+                implementation.score(text_BT)
+                return
             for _ in range(steps):
                 values_BK, ids_BK = implementation.next(self.token_B1)
                 self.token_B1 = ids_BK.gather(1, torch.multinomial(values_BK.exp(), 1, generator=generator))
-        seconds, cpu_seconds = time.perf_counter() - started_at, time.process_time() - cpu_before
-        tokens = steps * self.lanes * (self.segment if mode == "evaluation" else 1)
-        memory = {"memory_mb": memory_mb("VmRSS"), "peak_memory_mb": memory_mb("VmHWM")}
-        return {"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu_seconds, **memory}
+
+        return against_the_clock(work, tokens=steps * self.lanes * (self.segment if mode == "evaluation" else 1))
 
     def _train(self, steps: int) -> dict[str, object]:
         assert self.trainer is not None
-        generator = torch.Generator().manual_seed(steps)
+        generator, step = torch.Generator().manual_seed(steps), self.trainer.step
         text = [self._words(generator) for _ in range(steps)]
-        cpu_before, started_at = time.process_time(), time.perf_counter()
-        for tokens_BT in text:
-            self.trainer.step(tokens_BT)
-        seconds, cpu_seconds = time.perf_counter() - started_at, time.process_time() - cpu_before
-        memory = {"memory_mb": memory_mb("VmRSS"), "peak_memory_mb": memory_mb("VmHWM")}
-        return {"tokens": steps * self.lanes * self.segment, "seconds": seconds, "cpu_seconds": cpu_seconds, **memory}
+        return against_the_clock(lambda: list(map(step, text)), tokens=steps * self.lanes * self.segment)
 
     def _words(self, generator: torch.Generator) -> Tensor:
         """A segment with as many words of each cluster as real text has, so that a tail is opened for as many targets."""
@@ -282,6 +285,12 @@ class Worker:
     def _opened(self) -> Implementation:
         assert self.implementation is not None
         return self.implementation
+
+
+def against_the_clock(work: Any, *, tokens: int) -> dict[str, object]:
+    cpu_before, seconds = time.process_time(), seconds_of(work)
+    spent = {"seconds": seconds, "cpu_seconds": time.process_time() - cpu_before}
+    return {"tokens": tokens, **spent, "memory_mb": memory_mb("VmRSS"), "peak_memory_mb": memory_mb("VmHWM")}
 
 
 def seconds_of(work: Any) -> float:

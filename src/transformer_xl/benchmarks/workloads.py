@@ -43,9 +43,6 @@ class Work:
     flops: float
     bytes: float
 
-    def limit_seconds(self, *, flops_per_second: float, bytes_per_second: float) -> float:
-        return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
-
 
 FORMULAS = (
     "per token 2 [N (4 D HK + 2 D F + 2 M HK + min(clamp, M) HK) + output] operations",
@@ -123,15 +120,11 @@ def workloads_of(kind: Kind, *, scale: Scale, preset: str | None = None) -> list
         lengths, evaluated = [18, 38], [21, 38]
     match kind:
         case "generation":
-            plain = Workload(
-                name=f"generate {titles['enwik8']} memory {characters.memory}",
-                kind=kind,
-                config=characters,
-                many_lanes=True,
-            )
+            title = f"generate {titles['enwik8']} memory"
+            plain = Workload(name=f"{title} {characters.memory}", kind=kind, config=characters, many_lanes=True)
             # With a long memory most of the bytes are each lane's own keys and values; with a short one lanes share most of what is read.
             short = replace(plain, config=replace(characters, memory=SHORT_MEMORY[scale]))
-            short = replace(short, name=f"generate {titles['enwik8']} memory {short.config.memory}")
+            short = replace(short, name=f"{title} {short.config.memory}")
             title = f"generate {titles['words']} memory {words.memory} top-40"
             shut = Workload(
                 name=f"{title}, tails shut", kind=kind, config=words, top_k=40, tail_bias=TAILS_SHUT, many_lanes=True
@@ -166,9 +159,8 @@ def workloads_of(kind: Kind, *, scale: Scale, preset: str | None = None) -> list
                     raise ConfigError(f"preset {preset} is no Transformer-XL; bench training compares those")
                 name = f"train {preset} segment {run.training.segment} memory {run.model.memory} batch {run.training.lanes}"
                 model = replace(run.model, initial_memory="zeros")
-                return [
-                    Workload(name=name, kind=kind, config=model, segment=run.training.segment, batch=run.training.lanes)
-                ]
+                segment, batch = run.training.segment, run.training.lanes
+                return [Workload(name=name, kind=kind, config=model, segment=segment, batch=batch)]
             if scale == "tiny":
                 return [
                     _trained(config, name=f"train tiny {config.vocabulary} words", segment=8)
@@ -198,12 +190,5 @@ def _ready(preset: str, *, memory: int, clamp_len: int) -> ModelConfig:
     """For inference, under the convention that Hugging Face computes; weights so large that attention has a pattern to get wrong."""
     config = find_preset(preset).run.model
     assert isinstance(config, ModelConfig)
-    return replace(
-        config,
-        memory=memory,
-        clamp_len=clamp_len,
-        same_length=True,
-        initial_memory="zeros",
-        init_std=0.05,
-        dropout=0.0,
-    )
+    config = replace(config, same_length=True, initial_memory="zeros", init_std=0.05, dropout=0.0)
+    return replace(config, memory=memory, clamp_len=clamp_len)

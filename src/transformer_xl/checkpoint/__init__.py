@@ -1,33 +1,16 @@
 """A trained model at rest, and the one door through which everybody else gets it."""
 
-from transformer_xl.checkpoint.folder import (
-    About,
-    Checkpoint,
-    is_ours,
-    load_checkpoint,
-    read_training_state,
-    same_tokenizer,
-    save_tensors,
-    verified_folder,
-    verify,
-    write_checkpoint,
-)
-from transformer_xl.checkpoint.run_folder import RunFolder
-from transformer_xl.checkpoint.training_state import Counters, TrainingState, Window
-
-__all__ = [
-    "About",
-    "Checkpoint",
-    "Counters",
-    "RunFolder",
-    "TrainingState",
-    "Window",
-    "is_ours",
-    "load_checkpoint",
-    "read_training_state",
-    "same_tokenizer",
-    "save_tensors",
-    "verified_folder",
-    "verify",
-    "write_checkpoint",
-]
+from transformer_xl.checkpoint.folder import About as About
+from transformer_xl.checkpoint.folder import Checkpoint as Checkpoint
+from transformer_xl.checkpoint.folder import is_ours as is_ours
+from transformer_xl.checkpoint.folder import load_checkpoint as load_checkpoint
+from transformer_xl.checkpoint.folder import read_training_state as read_training_state
+from transformer_xl.checkpoint.folder import same_tokenizer as same_tokenizer
+from transformer_xl.checkpoint.folder import save_tensors as save_tensors
+from transformer_xl.checkpoint.folder import verified_folder as verified_folder
+from transformer_xl.checkpoint.folder import verify as verify
+from transformer_xl.checkpoint.folder import write_checkpoint as write_checkpoint
+from transformer_xl.checkpoint.run_folder import RunFolder as RunFolder
+from transformer_xl.checkpoint.training_state import Counters as Counters
+from transformer_xl.checkpoint.training_state import TrainingState as TrainingState
+from transformer_xl.checkpoint.training_state import Window as Window

@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,7 +63,7 @@ class Checkpoint:
     about: About
     model: AnyModel
     tokenizer: Tokenizer
-    run: RunFolder | None = field(default=None)
+    run: RunFolder | None = None
     """The run it belongs to, where results about it are written."""
 
 
@@ -79,9 +79,8 @@ def write_checkpoint(
     with atomic_folder(folder) as temporary:
         write_json(temporary / "config.json", asdict(config))
         write_json(temporary / "about.json", asdict(about))
-        save_tensors(
-            {name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary / "model.safetensors"
-        )
+        plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
+        save_tensors(plain, temporary / "model.safetensors")
         (temporary / "tokenizer").mkdir()
         tokenizer.save(temporary / "tokenizer")
         if training is not None:
@@ -159,14 +158,8 @@ def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> 
             " it is another model's"
         )
     run = RunFolder(folder.parents[1]) if folder.parent.name == "checkpoints" else None
-    return Checkpoint(
-        folder=folder,
-        config=config,
-        about=read_about(folder / "about.json"),
-        model=model,
-        tokenizer=tokenizer,
-        run=run,
-    )
+    about = read_about(folder / "about.json")
+    return Checkpoint(folder=folder, config=config, about=about, model=model, tokenizer=tokenizer, run=run)
 
 
 def read_config(path: Path) -> RunConfig:
@@ -191,7 +184,10 @@ def load_model(path: Path, *, config: RunConfig) -> AnyModel:
     with reading(path, what=WEIGHTS) as file:
         _check_counts(path, list(file.kinds), config)
         _check_size(file, config)
-        model = _without_weights(path, config)
+        try:
+            model = build_shapes(config.model)
+        except ConfigError as error:
+            raise CheckpointError(f"{path}: config.json, {error}") from None
         weights = _weights(file, model, dtype=_floating(file))
     model.load_state_dict(weights, assign=True)
     return model
@@ -216,13 +212,6 @@ def _floating(file: TensorFile) -> torch.dtype:
         known = ", ".join(map(word_for, FLOATING))
         raise CheckpointError(f"{file.path}: {name} holds {word_for(dtype)}; weights may be {known}, all of one type")
     return dtype
-
-
-def _without_weights(path: Path, config: RunConfig) -> AnyModel:
-    try:
-        return build_shapes(config.model)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: config.json, {error}") from None
 
 
 def _check_counts(path: Path, names: list[str], config: RunConfig) -> None:
@@ -256,18 +245,16 @@ def read_training_state(folder: Path) -> TrainingState:
     with reading(folder / "training.safetensors", what="a training state") as file:
         tensors, values = file.tensors(), _read_json(path)
     if (told := read_about(folder / "about.json").step) != values.get("step"):
-        raise CheckpointError(
-            f"{path}: step is {values.get('step')!r} where about.json says {told}; use an older checkpoint"
-        )
+        step = values.get("step")
+        raise CheckpointError(f"{path}: step is {step!r} where about.json says {told}; use an older checkpoint")
     return TrainingState(tensors=tensors, counters=Counters.from_json(values, path=path))
 
 
 def same_tokenizer(folder: Path, store: Path) -> bool:
     """Whether the checkpoint's tokenizer is the store's, to the byte."""
     files = [path for path in (folder / "tokenizer").iterdir() if path.is_file()]
-    return all(
-        (store / path.name).is_file() and path.read_bytes() == (store / path.name).read_bytes() for path in files
-    )
+    theirs = [(path, store / path.name) for path in files]
+    return all(other.is_file() and path.read_bytes() == other.read_bytes() for path, other in theirs)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -23,34 +23,10 @@ FILLING = ("evaluations", "samples", "figures")
 class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def card(self) -> Path:
-        return self.path / "README.md"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
+        self.config, self.environment = self.path / "config.json", self.path / "environment.json"
+        self.metrics, self.card = self.path / "metrics.jsonl", self.path / "README.md"
+        self.tensorboard, self.checkpoints = self.path / "tensorboard", self.path / "checkpoints"
+        self.lock = self.path / "lock"
 
     def made(self, name: str) -> Path:
         """One of FILLING, or a folder like them."""

@@ -86,9 +86,7 @@ class Counters:
         found = replace(_fields(cls, numbers, path=path), **tables)
         _check_counters(found, path=path)
         if found.lanes is None and found.tokens:
-            raise CheckpointError(
-                f"{path}: lanes is null, so where the data go on after {found.tokens:,} tokens is not known"
-            )
+            raise CheckpointError(f"{path}: lanes is null, where the data go on after {found.tokens:,} tokens")
         if found.scaler:
             _check_scaling(_fields(Scaling, found.scaler, path=path, name="scaler"), path=path)
         return found
@@ -111,40 +109,30 @@ def _fields(kind: type[T], values: Mapping[str, Any], *, path: Path, name: str =
 
 
 def _check_counters(found: Counters, *, path: Path) -> None:
-    window = found.window
-    best = 0.0 if found.best_nats is None else found.best_nats
-    rules = {
-        "step": (found.step, 0, MOST),
-        "tokens": (found.tokens, 0, MOST),
-        "seconds": (found.seconds, 0, MOST),
-        "skipped": (found.skipped, 0, found.step),
-        "rate_scale": (found.rate_scale, 0, 1),
-        "best_nats": (best, 0, MOST),
-        "average_count": (found.average_count, 0, found.step),
-        "window.nats": (window.nats, 0, MOST),
-        "window.tokens": (window.tokens, 0, MOST),
-        "window.seconds": (window.seconds, 0, MOST),
-        "window.steps": (window.steps, min(1, window.tokens), found.step),
-        "window.norm": (window.norm, 0, math.inf),
-        "window.frequency_nats": (window.frequency_nats, 0, MOST),
-        "ranks": (found.ranks, 1, MOST),
+    any_count, up_to_step = (0, MOST), (0, found.step)
+    rules: dict[str, tuple[float, float]] = {
+        **dict.fromkeys(("step", "tokens", "seconds"), any_count),
+        **dict.fromkeys(("skipped", "average_count"), up_to_step),
+        **({} if found.best_nats is None else {"best_nats": any_count}),
+        **{"rate_scale": (0, 1), "ranks": (1, MOST)},
     }
-    _check_ranges(rules, path=path)
+    of_window: dict[str, tuple[float, float]] = {
+        **dict.fromkeys(("nats", "tokens", "seconds", "frequency_nats"), any_count),
+        **{"steps": (min(1, found.window.tokens), found.step), "norm": (0, math.inf)},
+    }
+    _check_ranges(found, rules, path=path)
+    _check_ranges(found.window, of_window, path=path, of="window.")
 
 
 def _check_scaling(found: Scaling, *, path: Path) -> None:
     tiny, largest, most = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max, torch.iinfo(torch.int32).max
-    rules = {
-        "scaler.scale": (found.scale, tiny, largest),
-        "scaler.growth_factor": (found.growth_factor, 1, largest),
-        "scaler.backoff_factor": (found.backoff_factor, tiny, 1),
-        "scaler.growth_interval": (found.growth_interval, 1, most),
-        "scaler._growth_tracker": (found._growth_tracker, 0, most),
-    }
-    _check_ranges(rules, path=path)
+    rules = {"scale": (tiny, largest), "growth_factor": (1, largest), "backoff_factor": (tiny, 1)}
+    counts = {"growth_interval": (1, most), "_growth_tracker": (0, most)}
+    _check_ranges(found, {**rules, **counts}, path=path, of="scaler.")
 
 
-def _check_ranges(rules: Mapping[str, tuple[float, float, float]], *, path: Path) -> None:
-    for name, (value, least, most) in rules.items():
+def _check_ranges(found: object, rules: Mapping[str, tuple[float, float]], *, path: Path, of: str = "") -> None:
+    for name, (least, most) in rules.items():
+        value = getattr(found, name)
         if not (math.isfinite(value) and least <= value <= most):
-            raise CheckpointError(f"{path}: {name} is {value}; it must be a number from {least} to {most}")
+            raise CheckpointError(f"{path}: {of}{name} is {value}; it must be a number from {least} to {most}")

@@ -77,27 +77,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"txl: {error}", file=sys.stderr)
         return 2
     except TransformerXLError as error:
-        print(f"txl: {in_flags(str(error))}", file=sys.stderr)
-        return 2
+        sentence = in_flags(str(error))
     except BrokenPipeError:
         # The reader of our output left (`txl presets | head`): nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"txl: {where}{error.strerror or error}", file=sys.stderr)
-        return 2
+        sentence = f"{error.filename}: " * bool(error.filename) + str(error.strerror or error)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        print(
-            "txl: there is not enough memory for this; take smaller sizes, fewer lanes or a shorter text",
-            file=sys.stderr,
-        )
-        return 2
+        sentence = "there is not enough memory for this; take smaller sizes, fewer lanes or a shorter text"
     except KeyboardInterrupt:
         print("txl: stopped", file=sys.stderr)
         return 130
+    print(f"txl: {sentence}", file=sys.stderr)
+    return 2
 
 
 def in_flags(sentence: str) -> str:

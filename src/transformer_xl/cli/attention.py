@@ -19,7 +19,6 @@ from transformer_xl.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from transformer_xl.analysis.attention import Averages, Floats, Head, Map, Tokens
-    from transformer_xl.config import EvaluationConfig
     from transformer_xl.library import Loaded
 
 HEADS_CHOSEN = 3
@@ -29,22 +28,21 @@ WIDEST_SHOWN = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--text", metavar="FILE", help="a text to read")
-    parser.add_argument("--split", help="or a split of the data: train, valid or test (default)")
-    parser.add_argument("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
-    parser.add_argument("--tokens", metavar="N", type=int, help="only the first N tokens")
-    parser.add_argument(
-        "--memory", metavar="M", type=int, help="how many tokens each sees, where not as the run evaluates"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    add("--text", metavar="FILE", help="a text to read")
+    add("--split", help="or a split of the data: train, valid or test (default)")
+    add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
+    add("--tokens", metavar="N", type=int, help="only the first N tokens")
+    add("--memory", metavar="M", type=int, help="how many tokens each sees, where not as the run evaluates")
+    add(
         "--head",
         metavar="LAYER.HEAD",
         action="append",
         default=[],
         help="look closely at this head; may be repeated (default: the three widest, of different layers)",
     )
-    parser.add_argument(
+    add(
         "--position",
         metavar="P",
         type=int,
@@ -52,20 +50,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="and at this token of the text; may be repeated (default: the last that sees a full memory)",
     )
-    parser.add_argument("--out", metavar="DIR", help="where to write, if not among the run's figures")
-    parser.add_argument("--json", action="store_true", help="print what attention.json holds")
+    add("--out", metavar="DIR", help="where to write, if not among the run's figures")
+    add("--json", action="store_true", help="print what attention.json holds")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from transformer_xl.analysis.attention import (
-        attention_maps,
-        average_attention,
-        check_head,
-        check_position,
-        last_full_position,
-        widest_of_different_layers,
-    )
+    from transformer_xl.analysis import attention
+    from transformer_xl.analysis.attention_page import page
     from transformer_xl.console import progress
+    from transformer_xl.data.text.display import readable
+    from transformer_xl.files import write_text
     from transformer_xl.library import load
     from transformer_xl.model import Recurrent
 
@@ -78,32 +72,38 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.run)
     model = loaded.model
     if isinstance(model, Recurrent):
-        raise InputError(
-            f"{arguments.run} is a recurrent model, which has no attention to look at; give a Transformer-XL"
-        )
-    folder, lengths = out_folder(arguments, loaded), lengths_of(arguments, loaded)
+        raise InputError(f"{arguments.run} is a recurrent model, which has no attention to look at; give another")
+    folder, lengths = out_folder(arguments, loaded), loaded.config.evaluation
+    if arguments.memory is not None:
+        lengths = replace(lengths, memory=arguments.memory)
     tokens = read_tokens(arguments, loaded)
     for head in heads:
-        check_head(model, head)
+        attention.check_head(model, head)
     positions = [position - 1 for position in arguments.position]
     for position in positions:
-        check_position(position, tokens=len(tokens))
+        attention.check_position(position, tokens=len(tokens))
 
     started_at = time.perf_counter()
     with progress("reading", total=len(tokens), unit="tokens") as advance:
-        averages = average_attention(model, tokens, lengths=lengths, advance=advance)
+        averages = attention.average_attention(model, tokens, lengths=lengths, advance=advance)
     seconds = time.perf_counter() - started_at
-    heads = heads or widest_of_different_layers(averages, heads=HEADS_CHOSEN)
-    positions = positions or [last_full_position(averages, tokens=len(tokens))]
-    maps = attention_maps(model, tokens, lengths=lengths, heads=heads, positions=positions, rows=ROWS)
+    heads = heads or attention.widest_of_different_layers(averages, heads=HEADS_CHOSEN)
+    positions = positions or [attention.last_full_position(averages, tokens=len(tokens))]
+    maps = attention.attention_maps(model, tokens, lengths=lengths, heads=heads, positions=positions, rows=ROWS)
 
-    names = token_names(loaded, tokens, maps)
+    # Those that the maps show, and the one after each position asked for.
+    shown = {p for one in maps for p in range(min(row.first_key for row in one.rows), one.position + 2)}
+    names = {p: readable(loaded.tokenizer, int(tokens[p])) for p in sorted(shown) if p < len(tokens)}
     source = sentence(arguments, loaded, averages, tokens=len(tokens))
     result = header(arguments, loaded, averages, tokens=len(tokens)) | as_json(averages, maps, names)
     folder.mkdir(parents=True, exist_ok=True)
     place = loaded.checkpoint.run.path if loaded.checkpoint.run else loaded.checkpoint.folder
     title = f"Attention of {place.resolve().name}"
-    write(folder, result, averages, maps, names, title=title, source=source, words=loaded.tokenizer.kind == "word")
+    # One line: indented, a hundred thousand numbers would stand on as many lines.
+    write_text(folder / "attention.json", json.dumps(result, ensure_ascii=False) + "\n")
+    pictures, words = draw(folder, averages, maps, names, source=source), loaded.tokenizer.kind == "word"
+    report = page(averages, maps, names, title=title, source=source, words=words, pictures=pictures)
+    write_text(folder / "report.html", report)
     if arguments.json:
         print(json.dumps(result, ensure_ascii=False))
     else:
@@ -119,11 +119,6 @@ def parse_head(word: str) -> "Head":
         raise ConfigError(f"--head: {word!r} is no head; write LAYER.HEAD, both counted from 1, such as 2.3")
     layer, head = map(int, word.split("."))
     return layer - 1, head - 1
-
-
-def lengths_of(arguments: argparse.Namespace, loaded: "Loaded") -> "EvaluationConfig":
-    lengths = loaded.config.evaluation
-    return lengths if arguments.memory is None else replace(lengths, memory=arguments.memory)
 
 
 def out_folder(arguments: argparse.Namespace, loaded: "Loaded") -> Path:
@@ -164,14 +159,6 @@ def read_tokens(arguments: argparse.Namespace, loaded: "Loaded") -> "Tokens":
     return np.concatenate(pieces)[: arguments.tokens]
 
 
-def token_names(loaded: "Loaded", tokens: "Tokens", maps: "list[Map]") -> dict[int, str]:
-    """By position: those that the maps show, and the one after each position asked for."""
-    from transformer_xl.data.text.display import readable
-
-    positions = {p for one in maps for p in range(min(row.first_key for row in one.rows), one.position + 2)}
-    return {p: readable(loaded.tokenizer, int(tokens[p])) for p in sorted(positions) if p < len(tokens)}
-
-
 def sentence(arguments: argparse.Namespace, loaded: "Loaded", averages: "Averages", *, tokens: int) -> str:
     about, rule = loaded.checkpoint.about, averages.rule
     what = source_name(arguments) if arguments.text else f"{about.corpus} {source_name(arguments)}"
@@ -187,10 +174,9 @@ def table(averages: "Averages") -> str:
     rows = [(name_of(head), averages.width(head)) for head in averages.widest()[:WIDEST_SHOWN]]
     rows.append(("everywhere alike", averages.uniform))
     lines = [f"{'layer.head':<16}  {'mean distance':>13}  {'entropy (bits)':>14}  {'in memory':>9}"]
-    lines += [
-        f"{name:<16}  {width.mean_distance:>13.1f}  {width.entropy_bits:>14.2f}  {width.memory_share:>9.1%}"
-        for name, width in rows
-    ]
+    for name, width in rows:
+        shares = f"{width.entropy_bits:>14.2f}  {width.memory_share:>9.1%}"
+        lines.append(f"{name:<16}  {width.mean_distance:>13.1f}  {shares}")
     return "\n".join(lines)
 
 
@@ -226,9 +212,7 @@ def as_json(averages: "Averages", maps: "list[Map]", names: dict[int, str]) -> d
     return {
         "terms": {term: TERMS[term] for term in averages.average if term != TOTAL},
         "uniform": asdict(averages.uniform),
-        "ranking": [
-            {"layer": head[0] + 1, "head": head[1] + 1, **asdict(averages.width(head))} for head in averages.widest()
-        ],
+        "ranking": [{"layer": n + 1, "head": h + 1, **asdict(averages.width((n, h)))} for n, h in averages.widest()],
         "average_by_layer_head_distance": {
             term: [[numbers(row_R) for row_R in layer_HR] for layer_HR in values_NHR]
             for term, values_NHR in averages.average.items()
@@ -260,39 +244,23 @@ def numbers(values: "Floats") -> list[float]:
     return [float(f"{value:.9g}") for value in values.tolist()]
 
 
-def write(
-    folder: Path,
-    result: dict[str, Any],
-    averages: "Averages",
-    maps: "list[Map]",
-    names: dict[int, str],
-    *,
-    title: str,
-    source: str,
-    words: bool,
-) -> None:
-    from transformer_xl.analysis.attention_page import page
+def draw(
+    folder: Path, averages: "Averages", maps: "list[Map]", names: dict[int, str], *, source: str
+) -> dict[str, bytes]:
+    """The pictures by name; none without matplotlib."""
+    from transformer_xl.analysis.attention_pictures import draw_averages, draw_heads, draw_terms
     from transformer_xl.console import progress, say
-    from transformer_xl.files import write_text
     from transformer_xl.pictures import can_draw
 
-    # One line: indented, a hundred thousand numbers would stand on as many lines.
-    write_text(folder / "attention.json", json.dumps(result, ensure_ascii=False) + "\n")
-    pictures = {}
-    if can_draw():
-        from transformer_xl.analysis.attention_pictures import draw_averages, draw_heads, draw_terms
-
-        with progress("drawing", total=3, unit="pictures") as advance:
-            title_of_averages = f"Where each head looks on average\n{source}"
-            chosen = [one.head for one in maps]
-            draw_averages(averages, folder / "average.png", title=title_of_averages, chosen=chosen)
-            advance()
-            draw_terms(averages, folder / "terms.png", title=f"Where each term alone would look\n{source}")
-            advance()
-            draw_heads(maps, names, folder / "heads.png", title=f"What chosen heads look at, in {source}")
-            advance()
-        pictures = {name: (folder / f"{name}.png").read_bytes() for name in ("average", "terms", "heads")}
-    else:
+    if not can_draw():
         say("no pictures: they need matplotlib; install it with: pip install 'transformer-xl[viz]'")
-    report = page(averages, maps, names, title=title, source=source, words=words, pictures=pictures)
-    write_text(folder / "report.html", report)
+        return {}
+    with progress("drawing", total=3, unit="pictures") as advance:
+        title, chosen = f"Where each head looks on average\n{source}", [one.head for one in maps]
+        draw_averages(averages, folder / "average.png", title=title, chosen=chosen)
+        advance()
+        draw_terms(averages, folder / "terms.png", title=f"Where each term alone would look\n{source}")
+        advance()
+        draw_heads(maps, names, folder / "heads.png", title=f"What chosen heads look at, in {source}")
+        advance()
+    return {name: (folder / f"{name}.png").read_bytes() for name in ("average", "terms", "heads")}

@@ -6,7 +6,7 @@ txl data data/enwik8 --plot frequencies.png
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from transformer_xl.data.inspection import plot_frequencies, summary
@@ -14,10 +14,11 @@ from transformer_xl.data.store import Manifest, open_store
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a store made by txl prepare")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw token frequencies into this .png, .svg or .pdf")
-    parser.add_argument("--verify", action="store_true", help="read every file and check its checksum")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="a store made by txl prepare")
+    add("--plot", type=Path, metavar="FILE", help="draw token frequencies into this .png, .svg or .pdf")
+    add("--verify", action="store_true", help="read every file and check its checksum")
+    add("--json", action="store_true", help="print everything as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,8 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         "on disk": f"{values['bytes_on_disk'] / 1e6:,.1f} MB" + (", checksums verified" if arguments.verify else ""),
     }
     facts |= manifest.origin
-    width = max(map(len, facts))
-    print("\n".join(f"{key:<{width}}  {value}" for key, value in facts.items()))
+    print(aligned(facts))
     print(f"\n{splits_table(manifest)}\n\nmost frequent in {store.splits[0]}")
     rows = [(token["token"], f"{token['count']:,}", f"{token['share']:.2%}") for token in values["frequent"]]
     print(table(("token", "count", "share"), rows))
@@ -49,6 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         print(f"\ntoken frequencies: {arguments.plot}")
     return 0
+
+
+def aligned(facts: Mapping[str, object]) -> str:
+    width = max(map(len, facts))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
 
 
 def splits_table(manifest: Manifest) -> str:
@@ -66,14 +71,10 @@ def splits_table(manifest: Manifest) -> str:
     return table(("split", "tokens", "bytes", "characters", "words", "documents"), rows)
 
 
-def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Aligned columns, the first to the left, numbers to the right; a column nobody fills is left out."""
+def table(titles: Sequence[str], rows: Sequence[tuple[str, ...]], *, left: Collection[str] = ()) -> str:
+    """Aligned columns, the first and those of `left` to the left, numbers to the right; a column nobody fills is left out."""
     columns = [column for column in zip(titles, *rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+    sides = [str.ljust if column[0] in (titles[0], *left) else str.rjust for column in columns]
+    return "\n".join("  ".join(side(*cell) for side, *cell in zip(sides, line, widths, strict=True)) for line in lines)

@@ -12,43 +12,36 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from transformer_xl.config import EvaluationConfig
     from transformer_xl.data.store import Split
-    from transformer_xl.evaluation.scoring import Losses, Rule, RuleName
+    from transformer_xl.evaluation.scoring import RuleName
     from transformer_xl.library import Loaded
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
-    parser.add_argument("--split", default="test", help="train, valid or test (default)")
-    parser.add_argument("--segment", metavar="T", type=int, help="tokens read at once")
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered")
-    parser.add_argument("--clamp", metavar="C", type=int, help="distances beyond C look alike; 0: never")
-    parser.add_argument("--same-length", action="store_true", default=None, help="every token sees as many keys")
-    parser.add_argument(
-        "--lanes", metavar="B", type=int, help="parallel streams; the exact figure does not depend on it"
-    )
-    parser.add_argument("--rule", choices=("exact", "paper"), default="exact", help="how the figure is made")
-    parser.add_argument("--tokens", metavar="N", type=int, help="only the first N tokens of the split")
-    parser.add_argument("--sweep", metavar="M,M,...", help="evaluate with each of these memories")
-    parser.add_argument("--sliding", action="store_true", help="vanilla evaluation, for models without memory")
-    parser.add_argument(
-        "--per-token", metavar="FILE", help="write each token's loss in nats, in order, as a .npy array"
-    )
-    parser.add_argument(
-        "--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too"
-    )
-    parser.add_argument(
-        "--weights", choices=("exact", "int8"), default="exact", help="int8: what rounding the weights to bytes costs"
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
+    add("--split", default="test", help="train, valid or test (default)")
+    add("--segment", metavar="T", type=int, help="tokens read at once")
+    add("--memory", metavar="M", type=int, help="positions remembered")
+    add("--clamp", dest="clamp_len", metavar="C", type=int, help="distances beyond C look alike; 0: never")
+    add("--same-length", action="store_true", default=None, help="every token sees as many keys")
+    add("--lanes", metavar="B", type=int, help="parallel streams; the exact figure does not depend on it")
+    add("--rule", choices=("exact", "paper"), default="exact", help="how the figure is made")
+    add("--tokens", metavar="N", type=int, help="only the first N tokens of the split")
+    add("--sweep", metavar="M,M,...", help="evaluate with each of these memories")
+    add("--sliding", action="store_true", help="vanilla evaluation, for models without memory")
+    add("--per-token", metavar="FILE", help="write each token's loss in nats, in order, as a .npy array")
+    add("--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too")
+    add("--weights", choices=("exact", "int8"), default="exact", help="int8: what rounding the weights to bytes costs")
+    add("--device", default="cpu")
+    add("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,12 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.data is not None:  # figures are of the text that was read, whatever the model learned from
         read = loaded.store(arguments.data).manifest
         loaded.checkpoint.about = replace(loaded.checkpoint.about, corpus=read.name, rule=read.rule)
-    asked = {
-        "segment": arguments.segment,
-        "memory": arguments.memory,
-        "clamp_len": arguments.clamp,
-        "same_length": arguments.same_length,
-    }
+    asked = {name: getattr(arguments, name) for name in ("segment", "memory", "clamp_len", "same_length")}
     lengths = replace(loaded.config.evaluation, **{name: value for name, value in asked.items() if value is not None})
     return sweep(arguments, loaded, lengths, memories) if memories else single(arguments, loaded, lengths)
 
@@ -78,32 +66,34 @@ def run(arguments: argparse.Namespace) -> int:
 def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig") -> int:
     import time
 
+    import numpy as np
+
     from transformer_xl.console import progress
-    from transformer_xl.evaluation import UNIT_NAMES, figures, score_split
+    from transformer_xl.evaluation import UNIT_NAMES, figures, make_rule, score_split
+    from transformer_xl.files import atomic_file
 
     split = chosen_split(arguments, loaded)
     name: RuleName = "sliding" if arguments.sliding else arguments.rule
-    rule = rule_of(arguments, loaded, lengths, name=name, tokens=len(split))
+    rule = make_rule(loaded.model, lengths, name=name, tokens=len(split), **asked_of_rule(arguments))
     started_at = time.perf_counter()
     with progress(f"evaluating {arguments.split}", total=len(split) - 1, unit="tokens") as advance:
         losses = score_split(loaded.model, split, rule=rule, advance=advance)
     found = figures(losses, split=split, rule=rule, seconds=time.perf_counter() - started_at)
     if arguments.per_token:
-        write_losses(Path(arguments.per_token), losses)
+        with atomic_file(arguments.per_token) as file:
+            np.save(file, losses[~np.isnan(losses)])  # scored tokens only, in order
     result = {**header(arguments, loaded), **found.as_json()}
     rounded = "" if rule.weights == "exact" else f"-{rule.weights}"
     record(loaded, result, name=f"{arguments.split}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}{rounded}")
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:
-        unit = loaded.checkpoint.about.unit
-        print(f"{UNIT_NAMES[unit]}: {found.value(unit):.4f}")
+        about = loaded.checkpoint.about
+        print(f"{UNIT_NAMES[about.unit]}: {found.value(about.unit):.4f}")
         print(
             f"loss {found.loss_nats:.5f} nats, {found.bits_per_token:.4f} bits per token, {found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.2f}"
         )
-        print(
-            f"{found.tokens:,} tokens of {loaded.checkpoint.about.corpus} {arguments.split} ({loaded.checkpoint.about.rule})"
-        )
+        print(f"{found.tokens:,} tokens of {about.corpus} {arguments.split} ({about.rule})")
         print(f"rule {rule.sentence()}")
         print(f"{found.tokens / found.seconds:,.0f} tokens/s")
     return 0
@@ -111,7 +101,7 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
 
 def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig", memories: list[int]) -> int:
     from transformer_xl.console import progress
-    from transformer_xl.evaluation import evaluate
+    from transformer_xl.evaluation import evaluate, make_rule
     from transformer_xl.evaluation.sweep import draw_sweep, sweep_table
 
     split, unit = chosen_split(arguments, loaded), loaded.checkpoint.about.unit
@@ -120,7 +110,8 @@ def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationC
     with progress("sweeping", total=len(memories), unit="memories") as done:
         for memory in memories:
             lengths_here = replace(lengths, memory=memory, same_length=lengths.same_length and memory > 0)
-            rule = rule_of(arguments, loaded, lengths_here, name=arguments.rule, tokens=len(split))
+            asked = asked_of_rule(arguments)
+            rule = make_rule(loaded.model, lengths_here, name=arguments.rule, tokens=len(split), **asked)
             with progress(f"memory {memory}", total=len(split) - 1, unit="tokens") as advance:
                 results.append(evaluate(loaded.model, split, rule=rule, advance=advance))
             done(1)
@@ -135,20 +126,8 @@ def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationC
     return 0
 
 
-def rule_of(
-    arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig", *, name: "RuleName", tokens: int
-) -> "Rule":
-    from transformer_xl.evaluation import make_rule
-
-    return make_rule(
-        loaded.model,
-        lengths,
-        name=name,
-        tokens=tokens,
-        lanes=arguments.lanes,
-        score_boundaries=arguments.score_boundaries,
-        weights=arguments.weights,
-    )
+def asked_of_rule(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("lanes", "score_boundaries", "weights")}
 
 
 def sweep_lengths(text: str | None) -> list[int]:
@@ -183,13 +162,3 @@ def record(loaded: "Loaded", result: dict[str, object], *, name: str) -> None:
 
     if loaded.checkpoint.run is not None:
         write_json(loaded.checkpoint.run.made("evaluations") / f"{name}.json", result)
-
-
-def write_losses(path: Path, losses: "Losses") -> None:
-    """Scored tokens only, in order."""
-    import numpy as np
-
-    from transformer_xl.files import atomic_file
-
-    with atomic_file(path) as file:
-        np.save(file, losses[~np.isnan(losses)])

@@ -17,9 +17,10 @@ FORMATS = ("huggingface", "original", "onnx", "safetensors")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--to", choices=FORMATS, required=True, help="the layout to write")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the folder to make")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    add("--to", choices=FORMATS, required=True, help="the layout to write")
+    add("--out", metavar="DIR", type=Path, required=True, help="the folder to make")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -26,25 +26,24 @@ CHANCE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument(
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    prompt = parser.add_mutually_exclusive_group().add_argument
+    prompt(
         "--prompt",
         metavar="TEXT",
         default="",
         help="what to continue; without one, a text begins at a line's beginning",
     )
-    prompts.add_argument("--prompt-file", metavar="FILE", help="the same from a file; - reads standard input")
-    prompts.add_argument(
+    prompt("--prompt-file", metavar="FILE", help="the same from a file; - reads standard input")
+    prompt(
         "--paper",
         action="store_true",
         help=f"at most {PAPER_CONTEXT} tokens of the test set, and what really came after them",
     )
-    parser.add_argument(
-        "--data", metavar="DIR", help="for --paper: the data, where it is not where the run was trained on it"
-    )
-    parser.add_argument("--tokens", metavar="N", type=int, default=200, help="at most so many (200)")
-    parser.add_argument(
+    add("--data", metavar="DIR", help="for --paper: the data, where it is not where the run was trained on it")
+    add("--tokens", metavar="N", type=int, default=200, help="at most so many (200)")
+    add(
         "--stop",
         metavar="TEXT",
         action="append",
@@ -53,33 +52,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=r"end before this text (\n and \t are a line's end and a tab); repeatable",
     )
     # What is not given is None, so that options which exclude each other can be told from defaults.
-    parser.add_argument("--temperature", type=float, help="above 1 bolder, below 1 safer (1); 0: always the likeliest")
-    parser.add_argument("--top-k", metavar="K", type=int, help="only the K likeliest (40); 0: all")
-    parser.add_argument(
-        "--top-p", metavar="P", type=float, help="only the likeliest that together have this share (1: all)"
-    )
-    parser.add_argument(
-        "--min-p", metavar="P", type=float, help="only those at least P times as likely as the likeliest (0: all)"
-    )
-    parser.add_argument(
+    add("--temperature", type=float, help="above 1 bolder, below 1 safer (1); 0: always the likeliest")
+    add("--top-k", metavar="K", type=int, help="only the K likeliest (40); 0: all")
+    add("--top-p", metavar="P", type=float, help="only the likeliest that together have this share (1: all)")
+    add("--min-p", metavar="P", type=float, help="only those at least P times as likely as the likeliest (0: all)")
+    add(
         "--repetition-penalty",
         metavar="X",
         type=float,
         help="probabilities of the last 512 tokens, prompt included, are raised to this power (1: none)",
     )
-    parser.add_argument("--seed", type=int, help="the same seed, the same text (0)")
-    parser.add_argument(
-        "--samples", metavar="N", type=int, help="N texts side by side, with the seeds from --seed on (1)"
-    )
-    parser.add_argument(
-        "--beams", metavar="N", type=int, help="beam search: the text likeliest per token, of N carried on at a time"
-    )
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
-    parser.add_argument(
-        "--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact"
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", action="store_true", help="print texts, speed and settings as one JSON object")
+    add("--seed", type=int, help="the same seed, the same text (0)")
+    add("--samples", metavar="N", type=int, help="N texts side by side, with the seeds from --seed on (1)")
+    add("--beams", metavar="N", type=int, help="beam search: the text likeliest per token, of N carried on at a time")
+    add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
+    add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
+    add("--device", default="cpu")
+    add("--json", action="store_true", help="print texts, speed and settings as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -120,9 +109,7 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.temperature == 0.0:
         for name in given:
             if name not in ("temperature", "repetition_penalty"):
-                raise InputError(
-                    f"{option(name)} changes nothing at --temperature 0, the likeliest; drop one of the two"
-                )
+                raise InputError(f"{option(name)} changes nothing at --temperature 0, the likeliest; drop one of them")
     if arguments.paper:
         for name in ("stop", "samples", "beams", "json"):
             if getattr(arguments, name):
@@ -143,9 +130,7 @@ def whole(arguments: argparse.Namespace, loaded: "Loaded", prompt: str, sampling
         seeds: list[int] = []
         texts = loaded.likeliest(prompt, beams=arguments.beams, **settings)
         used = {"beams": arguments.beams}
-        titles = [
-            f"beam {place} of {len(texts)}, {text.score:.4f} nats per token" for place, text in enumerate(texts, 1)
-        ]
+        titles = [f"beam {n} of {len(texts)}, {text.score:.4f} nats per token" for n, text in enumerate(texts, 1)]
     else:
         seeds = [sampling.seed + place for place in range(arguments.samples or 1)]
         used = {name: value for name, value in vars(sampling).items() if name != "seed"}
@@ -170,34 +155,29 @@ def whole(arguments: argparse.Namespace, loaded: "Loaded", prompt: str, sampling
 
 
 def read_prompt(arguments: argparse.Namespace) -> str:
+    from transformer_xl.files import strange_file
+
     if arguments.prompt_file is None:
         return typed_text("--prompt", arguments.prompt)
     name = "standard input" if arguments.prompt_file == "-" else arguments.prompt_file
+    most = LARGEST_PROMPT + 1
     try:
-        raw = read_limited(arguments.prompt_file)
+        if arguments.prompt_file == "-":
+            raw = sys.stdin.buffer.read(most)
+        elif strange_file([Path(name)], links=True):
+            way_out = "a pipe is standard input, with --prompt-file -"
+            raise InputError(f"--prompt-file: {name} is no plain file; {way_out}")
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(most)
         if len(raw) > LARGEST_PROMPT:
             raise InputError(f"{name} has more than {LARGEST_PROMPT >> 20} MB, too many for a prompt; give its end")
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not UTF-8 at byte {error.start}; convert it") from None
     except FileNotFoundError:
-        raise InputError(
-            f"--prompt-file: {name} does not exist; write the prompt into it, or give it with --prompt"
-        ) from None
-
-
-def read_limited(name: str) -> bytes:
-    """At most one byte more than a prompt may have."""
-    from transformer_xl.files import strange_file
-
-    if name == "-":
-        return sys.stdin.buffer.read(LARGEST_PROMPT + 1)
-    if strange_file([Path(name)], links=True):
-        raise InputError(
-            f"--prompt-file: {name} is no plain file; a pipe is read as standard input, with --prompt-file -"
-        )
-    with Path(name).open("rb") as file:
-        return file.read(LARGEST_PROMPT + 1)
+        way_out = "write the prompt into it, or give it with --prompt"
+        raise InputError(f"--prompt-file: {name} does not exist; {way_out}") from None
 
 
 def typed_text(option: str, word: str) -> str:
@@ -225,19 +205,14 @@ def paper(arguments: argparse.Namespace, loaded: "Loaded", sampling: "Sampling")
     start = int(np.random.default_rng(sampling.seed).integers(room))
     context = [int(token) for token in test.tokens[start : start + PAPER_CONTEXT]]
     reference = test.tokens[start + PAPER_CONTEXT : start + PAPER_CONTEXT + arguments.tokens]
-    words = loaded.tokenizer.kind == "word"
-    readable = detokenize if words else str
+    readable = detokenize if loaded.tokenizer.kind == "word" else str
 
     def show(title: str, text: str) -> str:
         print(f"--- {title}\n{text}\n")
         return f"## {title}\n\n{text}\n"
 
-    parts = [
-        show(
-            f"context: {PAPER_CONTEXT} tokens of the test set from token {start:,}",
-            readable(loaded.tokenizer.decode(context)),
-        )
-    ]
+    title = f"context: {PAPER_CONTEXT} tokens of the test set from token {start:,}"
+    parts = [show(title, readable(loaded.tokenizer.decode(context)))]
     drawn = generate(loaded.model, context, tokens=arguments.tokens, sampling=sampling, weights=arguments.weights)
     generated = readable("".join(text_pieces(loaded.tokenizer, drawn, before=context)))
     parts.append(show(f"generated: {arguments.tokens} tokens, top {sampling.top_k}, seed {sampling.seed}", generated))

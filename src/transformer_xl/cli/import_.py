@@ -14,31 +14,29 @@ from pathlib import Path
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="a checkpoint's file, or its folder")
-    parser.add_argument("--out", metavar="RUN", type=Path, required=True, help="the folder of the run to make")
-    parser.add_argument(
+    add = parser.add_argument
+    add("source", metavar="SOURCE", type=Path, help="a checkpoint's file, or its folder")
+    add("--out", metavar="RUN", type=Path, required=True, help="the folder of the run to make")
+    add(
         "--vocabulary",
         metavar="FILE",
         type=Path,
         help="cache.pt, vocab.pkl, a text file with a symbol a line, or a data store",
     )
-    parser.add_argument("--segment", metavar="T", type=int, help="tokens read at once")
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered")
-    parser.add_argument("--clamp", metavar="C", type=int, help="distances beyond C look alike; 0: never")
-    parser.add_argument("--same-length", action="store_true", default=None, help="every token sees as many keys")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add("--segment", metavar="T", type=int, help="tokens read at once")
+    add("--memory", metavar="M", type=int, help="positions remembered")
+    add("--clamp", dest="clamp_len", metavar="C", type=int, help="distances beyond C look alike; 0: never")
+    add("--same-length", action="store_true", default=None, help="every token sees as many keys")
+    add("--json", action="store_true", help="print what was found as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from transformer_xl.cli.data import aligned
     from transformer_xl.interop.formats.foreign_model import Lengths
     from transformer_xl.interop.importing import NAMES, import_run
 
-    lengths = Lengths(
-        segment=arguments.segment,
-        memory=arguments.memory,
-        clamp_len=arguments.clamp,
-        same_length=arguments.same_length,
-    )
+    names = ("segment", "memory", "clamp_len", "same_length")
+    lengths = Lengths(**{name: getattr(arguments, name) for name in names})
     imported = import_run(arguments.source, arguments.out, lengths=lengths, vocabulary=arguments.vocabulary)
     model, evaluation = imported.model, imported.evaluation
     tokenizer = imported.vocabulary.tokenizer
@@ -56,7 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
         "lengths": f"segment {evaluation.segment}, memory {evaluation.memory}, clamp {evaluation.clamp_len}",
         "optimiser": imported.optimiser,
     }
-    width = max(map(len, facts))
-    print("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
+    print(aligned(facts))
     print(f"{arguments.out} is an ordinary run; next: txl generate {arguments.out}")
     return 0

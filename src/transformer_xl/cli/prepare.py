@@ -28,35 +28,34 @@ KNOWN_ONLY = ("source", "newlines", "splits", "vocab")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     parser.epilog = (
         f"known corpora:\n{corpora_table()}\n\n"
         f"known places (each corpus also takes a file you already have, with --source):\n{places_table()}"
     )
-    parser.add_argument("what", nargs="*", metavar="NAME|PATH", help=f"one of {', '.join(NAMES)}; or files, folders, -")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the store to make")
-    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    add("what", nargs="*", metavar="NAME|PATH", help=f"one of {', '.join(NAMES)}; or files, folders, -")
+    add("--out", type=Path, required=True, metavar="DIR", help="the store to make")
+    add("--json", action="store_true", help="print the manifest as JSON")
 
-    known = parser.add_argument_group("a known corpus")
-    known.add_argument("--source", type=Path, metavar="PATH", help="file (plain, .gz, .xz, .zip), archive or folder")
-    known.add_argument("--newlines", choices=("keep", "drop"), help="enwik8: drop them as the paper's code did")
-    known.add_argument("--splits", metavar="A,B", help="prepare only these, e.g. valid,test")
-    known.add_argument(
-        "--vocab", type=Path, metavar="FILE", help="wikitext-103, lm1b: a vocabulary instead of counting"
-    )
+    known = parser.add_argument_group("a known corpus").add_argument
+    known("--source", type=Path, metavar="PATH", help="file (plain, .gz, .xz, .zip), archive or folder")
+    known("--newlines", choices=("keep", "drop"), help="enwik8: drop them as the paper's code did")
+    known("--splits", metavar="A,B", help="prepare only these, e.g. valid,test")
+    known("--vocab", type=Path, metavar="FILE", help="wikitext-103, lm1b: a vocabulary instead of counting")
 
-    own = parser.add_argument_group("your own text")
-    own.add_argument("--tokenizer", choices=("byte", "char", "word", "bpe"), help="default: byte")
-    own.add_argument("--tokenizer-of", type=Path, metavar="RUN", help="that of a run, a checkpoint or a data store")
-    own.add_argument("--vocab-size", type=int, metavar="N", help="word, bpe: at most this many tokens")
-    own.add_argument("--min-count", type=int, metavar="N", help="word: rarer words become <unk>")
-    own.add_argument("--lower", action="store_true", default=None, help="lower-case the text")
-    own.add_argument("--split", metavar="A,B,C", help="shares of train, valid and test (default: 0.9,0.05,0.05)")
-    own.add_argument("--split-by", choices=("share", "file"), help="cut anywhere (default), or keep files whole")
-    own.add_argument("--train", nargs="+", metavar="PATH", help="this is train (lm1b: these are the training shards)")
-    own.add_argument("--valid", nargs="+", metavar="PATH", help="this is valid")
-    own.add_argument("--test", nargs="+", metavar="PATH", help="this is test")
-    own.add_argument("--documents", choices=("file", "blank-line", "separator"), help="what begins a document")
-    own.add_argument("--separator", metavar="LINE", help="the line between documents; it is not part of the text")
+    own = parser.add_argument_group("your own text").add_argument
+    own("--tokenizer", choices=("byte", "char", "word", "bpe"), help="default: byte")
+    own("--tokenizer-of", type=Path, metavar="RUN", help="that of a run, a checkpoint or a data store")
+    own("--vocab-size", type=int, metavar="N", help="word, bpe: at most this many tokens")
+    own("--min-count", type=int, metavar="N", help="word: rarer words become <unk>")
+    own("--lower", action="store_true", default=None, help="lower-case the text")
+    own("--split", metavar="A,B,C", help="shares of train, valid and test (default: 0.9,0.05,0.05)")
+    own("--split-by", choices=("share", "file"), help="cut anywhere (default), or keep files whole")
+    own("--train", nargs="+", metavar="PATH", help="this is train (lm1b: these are the training shards)")
+    own("--valid", nargs="+", metavar="PATH", help="this is valid")
+    own("--test", nargs="+", metavar="PATH", help="this is test")
+    own("--documents", choices=("file", "blank-line", "separator"), help="what begins a document")
+    own("--separator", metavar="LINE", help="the line between documents; it is not part of the text")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,10 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"folder": str(store.folder), **store.manifest.to_json()}, indent=2, ensure_ascii=False))
     else:
-        print(
-            f"{store.folder}: {store.manifest.name}, {store.manifest.vocabulary_size:,} {store.manifest.tokenizer_kind} tokens"
-        )
-        print(splits_table(store.manifest))
+        manifest = store.manifest
+        print(f"{store.folder}: {manifest.name}, {manifest.vocabulary_size:,} {manifest.tokenizer_kind} tokens")
+        print(splits_table(manifest))
     return 0
 
 

@@ -9,23 +9,17 @@ own (not in the paper: small models for two CPU cores)."""
 import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.presets import PRESETS, Preset
 
-if TYPE_CHECKING:
-    from rich.box import Box
-    from rich.console import Console
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, for programs")
-    parser.add_argument(
-        "--memory", action="store_true", help="the memory that training takes on each device, estimated"
-    )
-    parser.add_argument("--devices", metavar="N", type=int, help="with --memory: how many share the lanes (1)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="with --memory: which kind (cpu)")
+    add = parser.add_argument
+    add("--json", action="store_true", help="print everything as JSON, for programs")
+    add("--memory", action="store_true", help="the memory that training takes on each device, estimated")
+    add("--devices", metavar="N", type=int, help="with --memory: how many share the lanes (1)")
+    add("--device", choices=("cpu", "cuda"), help="with --memory: which kind (cpu)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,10 +43,11 @@ def as_json(preset: Preset, *, parameters: int) -> dict[str, object]:
 
 
 def show_memory(arguments: argparse.Namespace) -> int:
+    from transformer_xl.cli.data import table
     from transformer_xl.training.footprint import footprint_of
     from transformer_xl.training.ranks import Parallel
 
-    ways: list[Parallel] = ["ddp", "fsdp"]
+    parallels: list[Parallel] = ["ddp", "fsdp"]
     devices, kernels = 1 if arguments.devices is None else arguments.devices, arguments.device != "cuda"
     if devices < 1:
         raise ConfigError(f"--devices: {devices} is too few; give 1 or more")
@@ -63,77 +58,39 @@ def show_memory(arguments: argparse.Namespace) -> int:
                 f"{parallel}{' recomputing' if recompute else ''}": footprint_of(
                     preset.run, devices=devices, parallel=parallel, recompute=recompute, kernels=kernels
                 )
-                for parallel in ways[: 1 if devices == 1 else 2]
+                for parallel in parallels[: 1 if devices == 1 else 2]
                 for recompute in (False, True)
             }
     if arguments.json:
         told = {
-            name: {way: {**asdict(part), "total": part.total} for way, part in table.items()}
-            for name, table in found.items()
+            name: {way: {**asdict(part), "total": part.total} for way, part in ways.items()}
+            for name, ways in found.items()
         }
         print(json.dumps({"devices": devices, "device": arguments.device or "cpu", "bytes": told}, indent=2))
         return 0
-    from rich.table import Table
-
-    table = Table(box=_box(), pad_edge=False)
-    table.add_column("GB on each device", no_wrap=True)
-    for title in ("lanes", "weights", "memory", "activations", "total", "recomputing"):
-        table.add_column(title, justify="right", no_wrap=True)
-    if devices > 1:
-        table.add_column("fsdp", justify="right", no_wrap=True)
-        table.add_column("fsdp recomputing", justify="right", no_wrap=True)
+    titles = ["GB on each device", "lanes", "weights", "memory", "activations", "total", "recomputing"]
+    titles += ["fsdp", "fsdp recomputing"] if devices > 1 else []
+    rows = []
     for name, estimates in found.items():
         lanes = next(preset.run.training.lanes for preset in PRESETS if preset.name == name)
         plain, *others = estimates.values()
         parts = (plain.weights, plain.memory, plain.activations, plain.total, *(other.total for other in others))
-        table.add_row(name, str(-(-lanes // devices)), *(f"{part / 1e9:.2f}" for part in parts))
-    console = _console()
-    console.print(table)
-    console.print(
+        rows.append((name, str(-(-lanes // devices)), *(f"{part / 1e9:.2f}" for part in parts)))
+    print(f"{table(titles, rows)}\n")
+    print(
         "weights with gradients, optimiser and averages, float32; recomputing: --training.checkpoint_activations true;"
-        " fewer lanes at once: --training.accumulation",
-        soft_wrap=True,
-        highlight=False,
+        " fewer lanes at once: --training.accumulation"
     )
     return 0
 
 
-def _box() -> "Box":
-    from rich import box
-
-    return box.SIMPLE_HEAD
-
-
-def _console() -> "Console":
-    """Not a terminal: as wide as the table needs, so that nothing is cut where it is piped."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=200)
-
-
 def print_table(counts: dict[str, int]) -> None:
-    from rich.table import Table
+    from transformer_xl.cli.data import table
 
-    table = Table(box=_box(), pad_edge=False)
-    for title in (
-        "preset",
-        "layers",
-        "d_model",
-        "heads",
-        "d_inner",
-        "parameters",
-        "train T/M",
-        "evaluate T/M/clamp",
-        "paper",
-        "provenance",
-    ):
-        table.add_column(
-            title, justify="right" if title in ("layers", "d_model", "d_inner", "parameters") else "left", no_wrap=True
-        )
+    rows = []
     for preset in PRESETS:
         model, training, evaluation = preset.run.model, preset.run.training, preset.run.evaluation
-        table.add_row(
+        cells = (
             preset.name,
             str(model.n_layer),
             str(model.d_model),
@@ -145,8 +102,9 @@ def print_table(counts: dict[str, int]) -> None:
             f"{preset.paper_parameters}, {preset.paper_result}" if preset.table else "-",
             preset.provenance,
         )
-    console = _console()
-    console.print(table)
+        rows.append(cells)
+    sizes = ("preset", "layers", "d_model", "heads", "d_inner", "parameters", "train T/M", "evaluate T/M/clamp")
+    print(f"{table((*sizes, 'paper', 'provenance'), rows, left=('preset', 'paper', 'provenance'))}\n")
     for preset in PRESETS:
         if preset.note:
-            console.print(f"{preset.name}: {preset.note}.", soft_wrap=True, highlight=False)
+            print(f"{preset.name}: {preset.note}.")

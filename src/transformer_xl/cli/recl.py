@@ -36,23 +36,20 @@ TOKENS = 10_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="runs' folders, or checkpoints")
-    parser.add_argument("--losses", metavar="FILE", nargs="+", default=[], help="losses of other models, as .npz")
-    parser.add_argument("--step", metavar="C", type=int, help=f"from one context length to the next (default: {STEP})")
-    parser.add_argument("--start", metavar="C", type=int, help="the shortest context (default: one step)")
-    parser.add_argument("--longest", metavar="L", type=int, help=f"the longest context (default: {STEPS} lengths)")
-    parser.add_argument(
-        "--ratio", metavar="R,R,...", default="0.1,0.5,1.0", help="shares of the hardest tokens (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--threshold", metavar="G", type=float, default=0.01, help="the least gain of a step (default: %(default)s)"
-    )
-    parser.add_argument("--tokens", metavar="N", type=int, help=f"how many are scored (default: up to {TOKENS})")
-    parser.add_argument("--split", default="test", help="train, valid or test (default)")
-    parser.add_argument("--data", metavar="DIR", help="the data, where it is not where the first run was trained on it")
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered by the models that have a memory")
-    parser.add_argument("--out", metavar="DIR", help="where recl.json and the figures go")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="*", help="runs' folders, or checkpoints")
+    add("--losses", metavar="FILE", nargs="+", default=[], help="losses of other models, as .npz")
+    add("--step", metavar="C", type=int, help=f"from one context length to the next (default: {STEP})")
+    add("--start", metavar="C", type=int, help="the shortest context (default: one step)")
+    add("--longest", metavar="L", type=int, help=f"the longest context (default: {STEPS} lengths)")
+    add("--ratio", metavar="R,R,...", default="0.1,0.5,1.0", help="shares of the hardest tokens (default: %(default)s)")
+    add("--threshold", metavar="G", type=float, default=0.01, help="the least gain of a step (default: %(default)s)")
+    add("--tokens", metavar="N", type=int, help=f"how many are scored (default: up to {TOKENS})")
+    add("--split", default="test", help="train, valid or test (default)")
+    add("--data", metavar="DIR", help="the data, where it is not where the first run was trained on it")
+    add("--memory", metavar="M", type=int, help="positions remembered by the models that have a memory")
+    add("--out", metavar="DIR", help="where recl.json and the figures go")
+    add("--json", action="store_true", help="print the result as JSON")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +63,10 @@ class Member:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from transformer_xl.analysis.loss_files import read_losses
     from transformer_xl.analysis.recl import effective_lengths, make_group
+    from transformer_xl.analysis.recl_pictures import draw_recl
+    from transformer_xl.files import write_json
 
     if not arguments.runs and not arguments.losses:
         raise ConfigError("no model is named; give runs, or --losses with files of losses")
@@ -77,25 +77,35 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.threshold < float("inf"):
         raise ConfigError(f"--threshold: {arguments.threshold} is no gain to ask for; give one above 0, such as 0.01")
     check_names([*arguments.runs, *arguments.losses])
-    files = [read_file(path) for path in arguments.losses]
+    files = []
+    for path in arguments.losses:
+        losses, about = read_losses(Path(path))
+        files.append(Member(name=name_of(path), losses=losses, about=about))
     lengths = chosen_lengths(arguments, files)
     if files:  # looked at before runs are read, which may take long
         make_group({member.name: member.losses for member in files}, lengths=lengths)
     runs, run_folder = read_runs(arguments, files, lengths) if arguments.runs else ([], None)
     members = [*runs, *files]
-    check_same_text(members)
+    known = [member for member in members if "text" in member.about]  # files of others do not say
+    for member in known[1:]:
+        if member.about["text"] != known[0].about["text"]:
+            both = f"{known[0].name} and {member.name} were scored on different tokens"
+            raise DataError(f"{both}; compare models on one text with one tokenizer")
     group = make_group({member.name: member.losses for member in members}, lengths=lengths)
     found = {ratio: effective_lengths(group, ratio=float(ratio), threshold=arguments.threshold) for ratio in ratios}
     result = summary(arguments, group, found, members)
     folder = Path(arguments.out) if arguments.out else run_folder
-    pictures = write(folder, group, result, ratio=ratios[0]) if folder else []
+    pictures = []
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "recl.json", result)
+        pictures = draw_recl(group, folder, ratio=ratios[0])
     if arguments.json:
         print(json.dumps(result, indent=2))
         return 0
     print(f"{table(group, found)}\n")
-    print(
-        f"{group.positions:,} tokens, contexts {lengths[0]} to {lengths[-1]} by {group.step}, gain {arguments.threshold}"
-    )
+    contexts = f"contexts {lengths[0]} to {lengths[-1]} by {group.step}"
+    print(f"{group.positions:,} tokens, {contexts}, gain {arguments.threshold}")
     for line in remarks(group, found, members):
         print(line)
     for path in pictures:
@@ -157,13 +167,6 @@ def check_names(paths: list[str]) -> None:
 
 
 # --- losses
-
-
-def read_file(path: str) -> Member:
-    from transformer_xl.analysis.loss_files import read_losses
-
-    losses, about = read_losses(Path(path))
-    return Member(name=name_of(path), losses=losses, about=about)
 
 
 def read_runs(
@@ -233,24 +236,11 @@ def read_contexts(
     return Member(name=name_of(path), losses=found.losses, about=found.about)
 
 
-def check_same_text(members: list[Member]) -> None:
-    """As far as files say: those of others do not."""
-    known = [member for member in members if "text" in member.about]
-    for member in known[1:]:
-        if member.about["text"] != known[0].about["text"]:
-            raise DataError(
-                f"{known[0].name} and {member.name} were scored on different tokens; compare models on one text with one tokenizer"
-            )
-
-
 # --- what came out
 
 
 def summary(
-    arguments: argparse.Namespace,
-    group: "Group",
-    found: "dict[str, dict[str, EffectiveLength]]",
-    members: list[Member],
+    arguments: argparse.Namespace, group: "Group", found: "dict[str, dict[str, EffectiveLength]]", members: list[Member]
 ) -> dict[str, Any]:
     from transformer_xl.analysis.recl import relative_gains
 
@@ -288,13 +278,3 @@ def remarks(group: "Group", found: "dict[str, dict[str, EffectiveLength]]", memb
             yield f"{member.name} sees at most {seen} tokens: longer contexts change nothing for it"
     if any(effective.at_least for by_name in found.values() for effective in by_name.values()):
         yield ">= : every step up to the longest context was worth it; a larger --longest may show more"
-
-
-def write(folder: Path, group: "Group", result: dict[str, Any], *, ratio: str) -> list[Path]:
-    """recl.json and the figures; the paths of the figures."""
-    from transformer_xl.analysis.recl_pictures import draw_recl
-    from transformer_xl.files import write_json
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "recl.json", result)
-    return draw_recl(group, folder, ratio=ratio)

@@ -25,14 +25,13 @@ READ_BYTES = 1 << 16
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("file", metavar="FILE", help="the text; - reads standard input, which may never end")
-    parser.add_argument("--summary", action="store_true", help="at the end, means over the text on standard error")
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
-    parser.add_argument(
-        "--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact"
-    )
-    parser.add_argument("--device", default="cpu")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
+    add("file", metavar="FILE", help="the text; - reads standard input, which may never end")
+    add("--summary", action="store_true", help="at the end, means over the text on standard error")
+    add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
+    add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
+    add("--device", default="cpu")
 
 
 class Source:

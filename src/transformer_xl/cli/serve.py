@@ -19,26 +19,17 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run's folder, or one of its checkpoints")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="where to listen; other than loopback needs a key (127.0.0.1)"
-    )
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
-    parser.add_argument("--sessions", metavar="DIR", help="an existing folder in which sessions can be saved")
-    parser.add_argument("--api-key-file", metavar="FILE", help="a file that holds the key and nothing else")
-    parser.add_argument(
-        "--allow-host", metavar="NAME", action="append", default=[], help="a further host name by which it is reached"
-    )
-    parser.add_argument("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
-    parser.add_argument(
-        "--admit", metavar="N", type=int, default=64, help="texts at a time; more are answered 429 (64)"
-    )
-    parser.add_argument(
-        "--max-sessions", metavar="N", type=int, default=32, help="sessions in memory; more are answered 409 (32)"
-    )
-    parser.add_argument(
-        "--deadline", metavar="SECONDS", type=float, default=120.0, help="for one request, then 504 (120)"
-    )
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs="+", help="a run's folder, or one of its checkpoints")
+    add("--host", default="127.0.0.1", help="where to listen; other than loopback needs a key (127.0.0.1)")
+    add("--port", type=int, default=8000, help="0 takes a free one (8000)")
+    add("--sessions", metavar="DIR", help="an existing folder in which sessions can be saved")
+    add("--api-key-file", metavar="FILE", help="a file that holds the key and nothing else")
+    add("--allow-host", metavar="NAME", action="append", default=[], help="a further host name by which it is reached")
+    add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
+    add("--admit", metavar="N", type=int, default=64, help="texts at a time; more are answered 429 (64)")
+    add("--max-sessions", metavar="N", type=int, default=32, help="sessions in memory; more are answered 409 (32)")
+    add("--deadline", metavar="SECONDS", type=float, default=120.0, help="for one request, then 504 (120)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,13 +17,14 @@ from pathlib import Path
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="which study, see above")
-    parser.add_argument("--scale", metavar="tiny|small|paper", default="tiny", help="how large the models are (tiny)")
-    parser.add_argument("--data", metavar="DIR", help="a store made by txl prepare")
-    parser.add_argument("--out", metavar="DIR", default="studies", help="where pages and runs land (studies)")
-    parser.add_argument("--seeds", metavar="N", type=int, help="models that each row is the mean of")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    add = parser.add_argument
+    add("name", metavar="NAME", help="which study, see above")
+    add("--scale", metavar="tiny|small|paper", default="tiny", help="how large the models are (tiny)")
+    add("--data", metavar="DIR", help="a store made by txl prepare")
+    add("--out", metavar="DIR", default="studies", help="where pages and runs land (studies)")
+    add("--seeds", metavar="N", type=int, help="models that each row is the mean of")
+    add("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+    add("--json", action="store_true", help="print all figures as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,5 @@
 """What a store holds, for people and for programs: counts, the most frequent tokens, a sample, a plot of frequencies."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,6 @@ def token_counts(split: Split, *, vocabulary: int) -> NDArray[np.int64]:
     return counts
 
 
-def most_frequent(store: Store, counts: NDArray[np.int64]) -> list[dict[str, Any]]:
-    order = np.argsort(-counts, kind="stable")[:TOP]
-    total = int(counts.sum())
-    return [
-        {"token": store.tokenizer.token(int(id)), "count": int(counts[id]), "share": int(counts[id]) / total}
-        for id in order
-        if counts[id]
-    ]
-
-
 def sample(store: Store, split: Split) -> str:
     """The beginning of the split's first document, as a person would want to read it."""
     start = int(split.document_starts[0]) if len(split.document_starts) else 0
@@ -59,18 +48,22 @@ def summary(store: Store) -> dict[str, Any]:
         **manifest.to_json(),
         "folder": str(store.folder),
         "bytes_on_disk": sum(file.bytes for split in manifest.splits for file in split.files),
-        "frequent": most_frequent(store, counts),
+        "frequent": [
+            {"token": store.tokenizer.token(id), "count": int(counts[id]), "share": int(counts[id]) / int(counts.sum())}
+            for id in np.argsort(-counts, kind="stable")[:TOP].tolist()
+            if counts[id]
+        ],
         "unused_tokens": int((counts == 0).sum()),
         "sample": sample(store, first),
     }
 
 
-def plot_frequencies(store: Store, path: Path, *, splits: Sequence[str] | None = None) -> None:
+def plot_frequencies(store: Store, path: Path) -> None:
     """Token frequency against rank, one line per split, both axes logarithmic: natural words make nearly straight lines."""
     manifest = store.manifest
     title = f"{manifest.name}: token frequencies ({manifest.vocabulary_size:,} {manifest.tokenizer_kind} tokens)"
     with picture(path, title=title) as axes:
-        for name in splits or store.splits:
+        for name in store.splits:
             counts = token_counts(store.split(name), vocabulary=manifest.vocabulary_size)
             ranked = np.sort(counts[counts > 0])[::-1]
             axes.loglog(np.arange(1, len(ranked) + 1), ranked / ranked.sum(), label=name, linewidth=1.5)

@@ -10,7 +10,7 @@ DIR/train.sentences.bin      where sentences begin, for corpora made of sentence
 import hashlib
 import json
 from copy import copy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -22,7 +22,7 @@ from transformer_xl.config.fields import no_giant, not_negative, one_of, positiv
 from transformer_xl.console import progress
 from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
 from transformer_xl.errors import ConfigError, DataError, InputError, shown, suggest
-from transformer_xl.files import digest, put_back, strange_file, write_json
+from transformer_xl.files import digest, put_back, strange_file
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -110,9 +110,8 @@ class Manifest:
         for what, size in wanted.items():
             found = sizes.get(f"{split.name}.{what}.bin")
             if found != size:
-                raise ConfigError(
-                    f"{split.name}.{what}.bin has {shown(found)} bytes where its {what} take {shown(size)}"
-                )
+                file = f"{split.name}.{what}.bin"
+                raise ConfigError(f"{file} has {shown(found)} bytes where its {what} take {shown(size)}")
         sentences = sizes.get(f"{split.name}.sentences.bin")
         if self.sentence_mark is not None and (sentences is None or sentences % POSITION.itemsize):
             raise ConfigError(f"{split.name}.sentences.bin has {shown(sentences)} bytes, which are no positions")
@@ -122,15 +121,13 @@ class Split:
     """One split of a store. `tokens` and the positions are memory-mapped, read-only."""
 
     def __init__(self, *, folder: Path, record: SplitRecord, dtype: str, sentence_mark: int | None = None) -> None:
-        self.name = record.name
-        self.record = record
-        self.sentence_mark = sentence_mark
+        self.name, self.sentence_mark = record.name, sentence_mark
+        self.bytes, self.characters, self.words = record.bytes, record.characters, record.words
         self.tokens = _map(folder / f"{record.name}.tokens.bin", np.dtype(dtype).newbyteorder("<"))
         self.document_starts = _positions(folder / f"{record.name}.documents.bin", tokens=record.tokens)
-        sentences = folder / f"{record.name}.sentences.bin"
-        self.sentence_starts: Positions = (
-            _positions(sentences, tokens=record.tokens) if sentence_mark is not None else np.zeros(0, dtype=np.int64)
-        )
+        self.sentence_starts: Positions = np.zeros(0, dtype=np.int64)
+        if sentence_mark is not None:
+            self.sentence_starts = _positions(folder / f"{record.name}.sentences.bin", tokens=record.tokens)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -138,9 +135,7 @@ class Split:
     def first(self, tokens: int) -> "Split":
         """The beginning of this split, as a split; its bytes and characters are the tokens' share of them."""
         if tokens < 2:
-            raise InputError(
-                f"the first {shown(tokens)} tokens of {self.name} have nothing to predict; take at least 2"
-            )
+            raise InputError(f"{shown(tokens)} tokens of {self.name} have nothing to predict; take at least 2")
         if tokens >= len(self):
             return self
         beginning = copy(self)
@@ -148,21 +143,9 @@ class Split:
         beginning.document_starts = self.document_starts[: np.searchsorted(self.document_starts, tokens)]
         beginning.sentence_starts = self.sentence_starts[: np.searchsorted(self.sentence_starts, tokens)]
         share = tokens / len(self)
-        size, characters = round(self.bytes * share), round(self.characters * share)
-        beginning.record = replace(self.record, tokens=tokens, bytes=size, characters=characters, words=None)
+        beginning.bytes, beginning.characters = round(self.bytes * share), round(self.characters * share)
+        beginning.words = None
         return beginning
-
-    @property
-    def bytes(self) -> int:
-        return self.record.bytes
-
-    @property
-    def characters(self) -> int:
-        return self.record.characters
-
-    @property
-    def words(self) -> int | None:
-        return self.record.words
 
 
 class Store:
@@ -225,25 +208,20 @@ def open_store(path: Path | str, *, verify: bool = False) -> Store:
         if Path(name).name != name:
             raise DataError(f"{place} is damaged ({name!r} is no name of a file in it); prepare the store again")
     for record in files:
-        _check_size(folder / record.name, record)
+        file = folder / record.name
+        if not file.is_file():
+            raise DataError(f"{file} is missing; prepare the store again")
+        if (size := file.stat().st_size) != record.bytes:
+            told = f"{size:,} bytes where the manifest says {record.bytes:,}"
+            raise DataError(f"{file} has {told}; prepare the store again")
     if verify:
         with progress(f"verifying {folder.name}", total=sum(file.bytes for file in files), unit="bytes") as advance:
             for record in files:
-                _check_sum(folder / record.name, record)
+                if (found := digest(folder / record.name)) != record.sha256:
+                    told = f"sha256 {found} where the manifest says {record.sha256}"
+                    raise DataError(f"{folder / record.name} has {told}; prepare the store again")
                 advance(record.bytes)
     return Store(folder=folder, manifest=manifest)
-
-
-def _check_size(file: Path, record: FileRecord) -> None:
-    if not file.is_file():
-        raise DataError(f"{file} is missing; prepare the store again")
-    if (size := file.stat().st_size) != record.bytes:
-        raise DataError(f"{file} has {size:,} bytes where the manifest says {record.bytes:,}; prepare the store again")
-
-
-def _check_sum(file: Path, record: FileRecord) -> None:
-    if (found := digest(file)) != record.sha256:
-        raise DataError(f"{file} has sha256 {found} where the manifest says {record.sha256}; prepare the store again")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,17 +242,16 @@ class SplitWriter:
     def __init__(self, *, folder: Path, name: str, vocabulary: int, sentences: bool = False) -> None:
         self.name = name
         self.dtype = smallest_dtype(vocabulary)
-        self._tokens = _File(folder / f"{name}.tokens.bin")
-        self._documents = _File(folder / f"{name}.documents.bin")
-        self._sentences = _File(folder / f"{name}.sentences.bin") if sentences else None
+        kinds = ("tokens", "documents", "sentences")[: 3 if sentences else 2]
+        self._files = {kind: _File(folder / f"{name}.{kind}.bin") for kind in kinds}
         self._count = self._document_count = self._bytes = self._characters = 0
         self._words: int | None = 0
 
     def append(self, encoded: Encoded) -> None:
-        self._tokens.write(encoded.tokens.astype(self.dtype, copy=False))
-        self._documents.write((encoded.document_starts + self._count).astype("<i8", copy=False))
-        if self._sentences is not None:
-            self._sentences.write((encoded.sentence_starts + self._count).astype("<i8", copy=False))
+        self._files["tokens"].write(encoded.tokens.astype(self.dtype, copy=False))
+        self._files["documents"].write((encoded.document_starts + self._count).astype("<i8", copy=False))
+        if "sentences" in self._files:
+            self._files["sentences"].write((encoded.sentence_starts + self._count).astype("<i8", copy=False))
         self._count += len(encoded.tokens)
         self._document_count += len(encoded.document_starts)
         self._bytes += encoded.bytes
@@ -285,11 +262,8 @@ class SplitWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in self._files():
+        for file in self._files.values():
             file.close()
-
-    def _files(self) -> list["_File"]:
-        return [self._tokens, self._documents, *([self._sentences] if self._sentences else [])]
 
     def finish(self) -> SplitRecord:
         if self._count == 0:
@@ -301,7 +275,7 @@ class SplitWriter:
             bytes=self._bytes,
             characters=self._characters,
             words=self._words,
-            files=tuple(file.finish() for file in self._files()),
+            files=tuple(file.finish() for file in self._files.values()),
         )
 
 
@@ -326,12 +300,6 @@ class _File:
         return FileRecord(name=self._path.name, bytes=self._size, sha256=self._sha256.hexdigest())
 
 
-def finish_store(folder: Path, *, manifest: Manifest, tokenizer: Tokenizer) -> None:
-    """The manifest is written last: a folder without one is no store."""
-    tokenizer.save(folder)
-    write_json(folder / MANIFEST, manifest.to_json())
-
-
 def encoded_by(tokenizer: Tokenizer) -> dict[str, Any]:
     """The fields of a manifest that the tokenizer decides."""
     return {
@@ -343,8 +311,7 @@ def encoded_by(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def sentence_mark(tokenizer: Tokenizer) -> int | None:
-    sentences = isinstance(tokenizer, WordTokenizer) and tokenizer.marks == "sentences"
-    return tokenizer.mark if isinstance(tokenizer, WordTokenizer) and sentences else None
+    return tokenizer.mark if isinstance(tokenizer, WordTokenizer) and tokenizer.marks == "sentences" else None
 
 
 def smallest_dtype(vocabulary: int) -> np.dtype[Any]:
@@ -355,9 +322,7 @@ def _positions(path: Path, *, tokens: int) -> Positions:
     """Never falling, none beyond the tokens."""
     starts: Positions = _map(path, POSITION)
     if len(starts) and not (starts[0] >= 0 and starts[-1] <= tokens and bool((starts[1:] >= starts[:-1]).all())):
-        raise DataError(
-            f"{path} holds positions that fall, or lie outside of {tokens:,} tokens; prepare the store again"
-        )
+        raise DataError(f"{path} holds positions that fall, or lie outside {tokens:,} tokens; prepare the store again")
     return starts
 
 

@@ -20,9 +20,7 @@ def witten_bell_bits(train: Symbols, test: Symbols, *, order: int, vocabulary: i
     """
     width = max(1, (vocabulary - 1).bit_length())
     if order * width > 63:
-        raise InputError(
-            f"order {order} over {vocabulary} symbols does not fit the counter's 63 bits; lower one of them"
-        )
+        raise InputError(f"order {order} over {vocabulary} symbols does not fit 63 bits; lower one of them")
     if len(train) < order or len(test) < order:
         raise InputError(f"{min(len(train), len(test))} symbols are too few for n-grams of {order}; give more text")
     probability = np.full(len(test) - order + 1, 1.0 / vocabulary)

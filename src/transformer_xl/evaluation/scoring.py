@@ -111,11 +111,7 @@ class Figures:
         return self.bits_per_byte if unit == "bits_per_byte" else self.bits_per_token
 
     def as_json(self) -> dict[str, Any]:
-        names = ("tokens", "loss_nats", "bits_per_token", "perplexity", "bits_per_byte", "seconds")
-        return {name: getattr(self, name) for name in names} | {
-            "rule": vars(self.rule),
-            "rule_in_words": self.rule.sentence(),
-        }
+        return {**vars(self), "rule": vars(self.rule), "rule_in_words": self.rule.sentence()}
 
 
 UNIT_NAMES = {
@@ -138,12 +134,11 @@ def make_rule(
     """The rule these lengths make for this model; the number of lanes is chosen where none is asked for."""
     if lanes is not None and not 1 <= lanes <= max(1, tokens):
         raise ConfigError(
-            f"lanes: {shown(lanes)} for {tokens:,} tokens; take at least 1, and at most as many as there are tokens"
+            f"lanes: {shown(lanes)} for {tokens:,} tokens; take at least 1, and at most as many as tokens"
         )
     if lanes is None:
-        config = model.config.with_lengths(
-            memory=lengths.memory, clamp_len=lengths.clamp_len, same_length=lengths.same_length
-        )
+        asked = {name: getattr(lengths, name) for name in ("memory", "clamp_len", "same_length")}
+        config = model.config.with_lengths(**asked)
         lanes = PAPER_LANES if name == "paper" else lanes_for(config, tokens=tokens, segment=lengths.segment)
     if model.config.recurrent and name == "exact" and lanes > 1:
         raise ConfigError(
@@ -161,17 +156,9 @@ def make_rule(
         )
     if weights == "int8" and not lengths.memory:
         raise ConfigError("weights: 'int8' with memory 0; rounded weights are for reading with memory, take 'exact'")
-    return Rule(
-        name=name,
-        segment=lengths.segment,
-        memory=lengths.memory,
-        clamp_len=lengths.clamp_len,
-        same_length=lengths.same_length,
-        lanes=lanes,
-        score_boundaries=score_boundaries,
-        weights=weights,
-        recurrent=model.config.recurrent,
-    )
+    same = {field: getattr(lengths, field) for field in ("segment", "memory", "clamp_len", "same_length")}
+    asked = {"lanes": lanes, "score_boundaries": score_boundaries, "weights": weights}
+    return Rule(name=name, recurrent=model.config.recurrent, **same, **asked)
 
 
 def score_split(model: AnyModel, split: Split, *, rule: Rule, advance: Advance | None = None) -> Losses:
@@ -196,9 +183,8 @@ def figures(losses: Losses, *, split: Split, rule: Rule, seconds: float) -> Figu
         loss_nats=mean,
         bits_per_token=bits,
         perplexity=math.exp(min(mean, 700.0)),
-        bits_per_byte=bits
-        * len(split)
-        / split.bytes,  # the scored tokens' share of the text is taken to be their share of the tokens
+        # The scored tokens' share of the text is taken to be their share of the tokens.
+        bits_per_byte=bits * len(split) / split.bytes,
         seconds=seconds,
         rule=rule,
     )
@@ -230,9 +216,8 @@ def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
     cut_freely = rule.same_length or rule.recurrent
     segment = max(rule.segment, chunk_of(rule.lanes)) if cut_freely else rule.segment
     warm_up = warm_up_tokens(model.config, segment=segment)
-    return EvaluationStream(
-        split, lanes=rule.lanes, segment=segment, warm_up=warm_up, score_boundaries=rule.score_boundaries
-    )
+    boundaries = rule.score_boundaries
+    return EvaluationStream(split, lanes=rule.lanes, segment=segment, warm_up=warm_up, score_boundaries=boundaries)
 
 
 def _numbers(loss_BT: Tensor) -> Losses:

@@ -13,12 +13,9 @@ def sweep_table(results: Sequence[Figures], *, unit: str, trained: int) -> str:
     title = UNIT_NAMES[unit]
     lines = [f"{'memory':>8}  {title:>20}  {'difference':>10}  {'tokens/s':>9}"]
     for result in results:
-        difference = result.value(unit) - base.value(unit)
-        mark = "  (trained with)" if result.rule.memory == trained else ""
-        speed = result.tokens / result.seconds
-        lines.append(
-            f"{result.rule.memory:>8}  {result.value(unit):>20.4f}  {difference:>+10.4f}  {speed:>9,.0f}{mark}"
-        )
+        value, memory, speed = result.value(unit), result.rule.memory, result.tokens / result.seconds
+        mark = "  (trained with)" if memory == trained else ""
+        lines.append(f"{memory:>8}  {value:>20.4f}  {value - base.value(unit):>+10.4f}  {speed:>9,.0f}{mark}")
     return "\n".join(lines)
 
 
@@ -27,9 +24,8 @@ def draw_sweep(results: Sequence[Figures], path: Path, *, unit: str, trained: in
     if not can_draw():
         return False
     with picture(path, title=title) as axes:
-        places = range(
-            len(results)
-        )  # evenly spaced: lengths grow by doubling, and 0 has no place on a logarithmic axis
+        # Evenly spaced: lengths grow by doubling, and 0 has no place on a logarithmic axis.
+        places = range(len(results))
         axes.plot(places, [result.value(unit) for result in results], marker="o")
         axes.set_xticks(list(places), [str(result.rule.memory) for result in results])
         for place, result in enumerate(results):

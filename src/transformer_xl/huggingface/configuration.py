@@ -54,17 +54,9 @@ class TransformerXLConfig(PreTrainedConfig):
     def pad_token_id(self) -> int | None:
         return None if self.model is None else self.native.vocabulary
 
-    @property
-    def hidden_size(self) -> int | None:
-        return None if self.model is None else self.native.d_model
-
-    @property
-    def num_hidden_layers(self) -> int | None:
-        return None if self.model is None else self.native.n_layer
-
-    @property
-    def num_attention_heads(self) -> int | None:
-        return None if self.model is None else self.native.n_head
+    hidden_size = property(lambda self: None if self.model is None else self.native.d_model)
+    num_hidden_layers = property(lambda self: None if self.model is None else self.native.n_layer)
+    num_attention_heads = property(lambda self: None if self.model is None else self.native.n_head)
 
     @property
     def sliding_window(self) -> int | None:

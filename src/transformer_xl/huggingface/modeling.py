@@ -211,9 +211,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """The mean over scored labels, or over `scored` of them where a batch is one of several that make a step."""
         config = self.transformer.config
         if self.training and (config.auxiliary_layers or config.auxiliary_targets):
-            raise InputError(
-                "auxiliary losses fade with the progress of training, which is not told here; use txl train"
-            )
+            raise InputError("auxiliary losses fade as training goes on, which is not told here; use txl train")
         targets_BT = labels_BT[:, 1:].masked_fill(labels_BT[:, 1:] == NOT_A_LABEL, NOT_A_TARGET)
         check_tokens(labels_BT, vocabulary=config.vocabulary, name="labels", lowest=NOT_A_LABEL)
         loss = self.transformer.vocabulary.loss(hidden_BTD[:, :-1], targets_BT).sum()
@@ -232,9 +230,7 @@ def check_saved(folder: Path, config: TransformerXLConfig | None) -> None:
         except SafetensorError as error:
             raise CheckpointError(f"{path}: it is damaged, or no safetensors file ({error})") from None
     if not found:
-        raise CheckpointError(
-            f"{folder} holds no model.safetensors; name a run, or a folder that save_pretrained wrote"
-        )
+        raise CheckpointError(f"{folder} holds no model.safetensors; name a run, or a folder of save_pretrained")
     config = config or TransformerXLConfig(model=read_file(folder / "config.json").get("model"))
     try:
         check_shapes({name.removeprefix(SAVED_PREFIX): shape for name, shape in found.items()}, config.native)

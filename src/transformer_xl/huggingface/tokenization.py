@@ -31,15 +31,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         padding = "<pad>"
         while padding in self._id_of:
             padding = f"<{padding}>"
-        options.setdefault("pad_token", padding)
-        super().__init__(
-            **{
-                "split_special_tokens": True,
-                "clean_up_tokenization_spaces": False,
-                "special_tokens_pattern": "none",
-                **options,
-            }
-        )
+        defaults = {"pad_token": padding, "split_special_tokens": True, "clean_up_tokenization_spaces": False}
+        super().__init__(**{**defaults, "special_tokens_pattern": "none", **options})
 
     @classmethod
     def from_pretrained(

@@ -48,32 +48,22 @@ def contents_of(files: Mapping[str, Path], *, scratch: Path) -> dict[str, Conten
     title = f"reading {', '.join(path.name for path in files.values())}"
     code = _run(scratch, title=title, total=total, seconds=seconds)
     if (scratch / "unlimited").is_file():
-        say(
-            f"this system ({sys.platform}) holds no process to a limit of memory: only time and output were limited for {names}"
-        )
+        unlimited = f"this system ({sys.platform}) holds no process to a limit of memory"
+        say(f"{unlimited}: only time and output were limited for {names}")
     if (scratch / "refused.json").is_file():
         refused = json.loads((scratch / "refused.json").read_text(encoding="utf-8"))
         raise ImportRefused(f"{refused['path']}: {refused['sentence']}")
     if code != 0:
-        raise ImportRefused(
-            f"{names}: reading it took more time or memory than a file of its size needs, so it was stopped"
-        )
+        raise ImportRefused(f"{names}: reading took more time or memory than a file of its size needs, and was stopped")
     return {role: _contents(scratch, role, path) for role, path in files.items()}
 
 
 def _run(folder: Path, *, title: str, total: int, seconds: int) -> int:
     command = [sys.executable, "-I", "-B", "-c", PROGRAM, str(folder.resolve()), *sys.path]
     environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.environ.get("PATH", "")}
-    deadline = time.monotonic() + PATIENCE * seconds
+    deadline, nowhere = time.monotonic() + PATIENCE * seconds, subprocess.DEVNULL
     with (
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as child,
+        subprocess.Popen(command, cwd=folder, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere) as child,
         progress(title, total=total, unit="bytes") as advance,
     ):
         done = 0

@@ -1,7 +1,6 @@
 """A foreign checkpoint -> an ordinary run folder. The files are found (`sources`), the child is asked what they hold (`asking`), their format says what
 that means (`formats`); with a tokenizer and a configuration it is written at once."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,19 +12,15 @@ from torch import Tensor
 from transformer_xl import __version__
 from transformer_xl.checkpoint import About, Counters, RunFolder, TrainingState, write_checkpoint
 from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
+from transformer_xl.config.fields import convert
 from transformer_xl.config.sources import read_file
 from transformer_xl.console import say
 from transformer_xl.data.text.tokenizers import load_tokenizer
 from transformer_xl.errors import CheckpointError, ImportRefused, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, hidden_folder, write_json
 from transformer_xl.interop.asking import contents_of
+from transformer_xl.interop.formats import huggingface
 from transformer_xl.interop.formats.foreign_model import ForeignModel, Lengths, OptimiserState
-from transformer_xl.interop.formats.huggingface import (
-    config_from_huggingface,
-    config_from_saved,
-    model_from_huggingface,
-    model_from_saved,
-)
 from transformer_xl.interop.formats.original import contents_of_export, model_from_torch
 from transformer_xl.interop.formats.tensorflow import model_from_variables
 from transformer_xl.interop.formats.vocabularies import ForeignVocabulary, choose_tokenizer, numbers_only
@@ -83,7 +78,9 @@ def read_model(source: Source, *, lengths: Lengths, scratch: Path) -> ForeignMod
         case "huggingface":
             foreign = _read_huggingface(source, lengths, scratch)
         case "tensorflow":
-            foreign = _read_tensorflow(source, lengths, scratch)
+            variables = contents_of({"bundle": source.model}, scratch=scratch)["bundle"].tensors.get("model", {})
+            told = read_file(source.config) if source.config else {}
+            foreign = model_from_variables(variables, told=told, told_in=source.config, lengths=lengths)
         case "torch":
             foreign = _read_torch(source, lengths, scratch)
     weights = {name: value.float() for name, value in foreign.weights.items()}
@@ -99,9 +96,13 @@ def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> Foreig
     assert source.config is not None
     told = read_file(source.config)
     ours = told.get("model_type") == RunConfig.model_type  # saved by transformers
-    config = lengths.given_to(config_from_saved(told) if ours else config_from_huggingface(told))
+    saved = convert(ModelConfig, told.get("model"), name="model") if ours else None
+    config = lengths.given_to(saved or huggingface.config_from_huggingface(told))
     if source.model.suffix == ".safetensors":
-        theirs = _safetensors(source.model)
+        try:
+            theirs: dict[str, Tensor] = load_file(source.model)
+        except SafetensorError as error:
+            raise ImportRefused(f"{source.model}: it is damaged, or no safetensors file ({error})") from None
     elif ours:
         raise ImportRefused(f"{source.model}: a model of ours is saved as safetensors, never so")
     else:
@@ -109,7 +110,11 @@ def _read_huggingface(source: Source, lengths: Lengths, scratch: Path) -> Foreig
         if contents.kind != "weights":
             raise ImportRefused(f"{source.model}: it holds more than weights, which Hugging Face's does not")
         theirs = contents.tensors.get("model", {})
-    return model_from_saved(theirs, config) if ours else model_from_huggingface(theirs, config, told)
+    return (
+        huggingface.model_from_saved(theirs, config)
+        if ours
+        else huggingface.model_from_huggingface(theirs, config, told)
+    )
 
 
 def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel:
@@ -123,20 +128,6 @@ def _read_torch(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel
     if optimiser is not None and optimiser.kind != "optimiser":
         raise ImportRefused(f"{source.optimiser}: it holds no optimiser's state")
     return model_from_torch(model, optimiser=optimiser or model, lengths=lengths)
-
-
-def _read_tensorflow(source: Source, lengths: Lengths, scratch: Path) -> ForeignModel:
-    variables = contents_of({"bundle": source.model}, scratch=scratch)["bundle"].tensors.get("model", {})
-    told = read_file(source.config) if source.config else {}
-    return model_from_variables(variables, told=told, told_in=source.config, lengths=lengths)
-
-
-def _safetensors(path: Path) -> Mapping[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except SafetensorError as error:
-        raise ImportRefused(f"{path}: it is damaged, or no safetensors file ({error})") from None
-    return tensors
 
 
 # --- the vocabulary
@@ -244,6 +235,10 @@ def _write(out: Path, source: Source, foreign: ForeignModel, words: ForeignVocab
         "rules": {**foreign.rules, "vocabulary": words.reason, "weights": "float32"},
         "optimiser": optimiser,
     }
+    # As `training` keeps it: the data are read from their beginning, with an empty memory, for no old format says where it stood in ours. Without
+    # the optimiser's state training can go on, too: an optimiser without one begins anew.
+    momenta = foreign.optimiser.tensors if isinstance(foreign.optimiser, OptimiserState) else {}
+    tensors = {"random.cpu": torch.Generator().manual_seed(config.training.seed).get_state(), **momenta}
     with atomic_folder(out) as temporary:
         run = RunFolder(temporary)
         write_json(run.config, asdict(config))
@@ -254,7 +249,7 @@ def _write(out: Path, source: Source, foreign: ForeignModel, words: ForeignVocab
             about=about,
             weights=foreign.weights,
             tokenizer=words.tokenizer,
-            training=_training_state(foreign, config),
+            training=TrainingState(tensors=tensors, counters=Counters.unbegun(step=foreign.step)),
         )
     return Imported(
         run=out,
@@ -265,14 +260,4 @@ def _write(out: Path, source: Source, foreign: ForeignModel, words: ForeignVocab
         vocabulary=words,
         step=foreign.step,
         optimiser=optimiser,
-    )
-
-
-def _training_state(foreign: ForeignModel, config: RunConfig) -> TrainingState:
-    """As `training` keeps it: the data are read from their beginning, with an empty memory, for no old format says where it stood in ours. Without
-    the optimiser's state training can go on, too: an optimiser without one begins anew."""
-    momenta = foreign.optimiser.tensors if isinstance(foreign.optimiser, OptimiserState) else {}
-    generator = torch.Generator().manual_seed(config.training.seed)
-    return TrainingState(
-        tensors={"random.cpu": generator.get_state(), **momenta}, counters=Counters.unbegun(step=foreign.step)
     )

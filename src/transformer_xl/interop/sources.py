@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from transformer_xl.errors import ImportRefused
 
@@ -91,33 +91,24 @@ def _huggingface(folder: Path, weights: Path) -> Source:
 
 
 def _torch(path: Path) -> Source:
-    """A vocabulary lies with the data, not with the model: beside it, or one folder up, where it may also be another model's."""
     folder = path.parent
     if path.name == STATE:
         vocabulary, config = _first(folder, ("vocab.txt",)), _first(folder, (CONSTRUCTOR,))
         return Source(kind="torch", model=path, config=config, vocabulary=vocabulary)
-    beside = _first(folder, ("cache.pt",))
-    return Source(
-        kind="torch",
-        model=path,
-        vocabulary=beside or _first(folder.parent, ("cache.pt",)),
-        vocabulary_is_beside=beside is not None,
-        optimiser=_first(folder, ("optimizer.pt",)),
-    )
+    return Source(kind="torch", model=path, optimiser=_first(folder, ("optimizer.pt",)), **_near(folder, "cache.pt"))
 
 
 def _tensorflow(index: Path) -> Source:
     if not index.is_file():
         raise ImportRefused(f"{index} is missing; a TensorFlow checkpoint is its .index and its .data files together")
-    folder = index.parent
-    beside = _first(folder, ("cache.pkl",))
-    return Source(
-        kind="tensorflow",
-        model=index,
-        config=_first(folder, ("config.json",)),
-        vocabulary=beside or _first(folder.parent, ("cache.pkl",)),
-        vocabulary_is_beside=beside is not None,
-    )
+    config = _first(index.parent, ("config.json",))
+    return Source(kind="tensorflow", model=index, config=config, **_near(index.parent, "cache.pkl"))
+
+
+def _near(folder: Path, name: str) -> dict[str, Any]:
+    """A vocabulary lies with the data, not with the model: beside it, or one folder up, where it may also be another model's."""
+    beside = _first(folder, (name,))
+    return {"vocabulary": beside or _first(folder.parent, (name,)), "vocabulary_is_beside": beside is not None}
 
 
 def _named_newest(folder: Path, indices: list[Path]) -> Path | None:
@@ -125,9 +116,8 @@ def _named_newest(folder: Path, indices: list[Path]) -> Path | None:
     note = folder / "checkpoint"
     if not note.is_file() or note.stat().st_size > 1 << 20:
         return None
-    match = re.search(
-        r'^model_checkpoint_path: "([^"]+)"', note.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
-    )
+    text = note.read_text(encoding="utf-8", errors="replace")
+    match = re.search(r'^model_checkpoint_path: "([^"]+)"', text, re.MULTILINE)
     names = {path.name: path for path in indices}
     return names.get(f"{Path(match[1]).name}.index") if match else None
 

@@ -10,18 +10,8 @@ from transformer_xl.console import progress
 from transformer_xl.data.store import Split, Store
 from transformer_xl.evaluation import UNIT_NAMES
 from transformer_xl.model import TransformerXL
-from transformer_xl.pictures import can_draw, picture
-from transformer_xl.studies.lengths import (
-    SWEEP,
-    Point,
-    as_trained,
-    at_attention,
-    best_point,
-    fed_at_once,
-    has_windows,
-    sweep_lengths,
-    trained_attention,
-)
+from transformer_xl.pictures import draw_lines
+from transformer_xl.studies import lengths as attention
 from transformer_xl.studies.models import Variant, on_device
 from transformer_xl.studies.report import Report, mean_and_spread, several
 from transformer_xl.studies.runs import Setting, Trained, remembered, trained, variant_model
@@ -173,13 +163,13 @@ class Result:
     """One model of one seed."""
 
     trained: Trained
-    init: Point
-    points: tuple[Point, ...]
+    init: attention.Point
+    points: tuple[attention.Point, ...]
     unit: str
 
     @property
-    def best(self) -> Point:
-        return best_point((self.init, *self.points), unit=self.unit)
+    def best(self) -> attention.Point:
+        return attention.best_point((self.init, *self.points), unit=self.unit)
 
     @property
     def seconds(self) -> float:
@@ -187,20 +177,23 @@ class Result:
 
 
 def measured(model: Trained, split: Split, *, setting: Setting, unit: str, segment: int) -> Result:
-    lengths = sweep_lengths(model.asked.config, segment=segment)
+    lengths = attention.sweep_lengths(model.asked.config, segment=segment)
 
     def compute() -> dict[str, Any]:
         weights = model.load(device=setting.device).model
         assert isinstance(weights, TransformerXL), "every row is a variant of it"
         with progress(f"evaluating {model.asked.name}", total=(len(lengths) + 1) * (len(split) - 1)) as advance:
-            init = as_trained(weights, split, config=model.asked.config, unit=unit, advance=advance)
-            points = [at_attention(weights, split, attention=length, unit=unit, advance=advance) for length in lengths]
+            init = attention.as_trained(weights, split, config=model.asked.config, unit=unit, advance=advance)
+            points = [
+                attention.at_attention(weights, split, attention=length, unit=unit, advance=advance)
+                for length in lengths
+            ]
         return {"init": init.as_json(), "points": [point.as_json() for point in points]}
 
     key = {"tokens": len(split), "lengths": lengths, "unit": unit}
     found = remembered(model.folder, "attention", key=key, compute=compute)
-    points = tuple(Point(**point) for point in found["points"])
-    return Result(trained=model, init=Point(**found["init"]), points=points, unit=unit)
+    points = tuple(attention.Point(**point) for point in found["points"])
+    return Result(trained=model, init=attention.Point(**found["init"]), points=points, unit=unit)
 
 
 def report(
@@ -213,54 +206,40 @@ def report(
             "init": [result.init.value for result in found],
             "best": [result.best.value for result in found],
             "attention": [float(result.best.attention) for result in found],
-            "trained_attention": [float(trained_attention(result.trained.asked.config)) for result in found],
+            "trained_attention": [float(attention.trained_attention(result.trained.asked.config)) for result in found],
         }
         for row, found in results.items()
     }
-    header = [
-        "model",
-        "fed at once",
-        "recurrence",
-        "encoding",
-        "loss",
-        f"{name}, as trained",
-        f"{name}, best",
-        "attention length",
-    ]
-    header += ["paper: as trained", "paper: best", "paper: attention length"]
     rows = []
     for row in study.rows:
         found, config = columns[row.variant.name], results[row.variant.name][0].trained.asked.config
-        rows.append(
-            [
-                row.title or "-",
-                f"{fed_at_once(config)}",
-                "yes" if row.variant.recurrence else "no",
-                ENCODING_NAMES[row.variant.encoding],
-                "half" if row.variant.half_loss else "full",
-                mean_and_spread(found["init"], digits=digits),
-                mean_and_spread(found["best"], digits=digits),
-                several(found["attention"]),
-                "" if row.paper_init is None else f"{row.paper_init:.2f}",
-                f"{row.paper_best:.2f}",
-                "" if row.paper_attention is None else f"{row.paper_attention}",
-            ]
-        )
+        cells = {
+            "model": row.title or "-",
+            "fed at once": f"{attention.fed_at_once(config)}",
+            "recurrence": "yes" if row.variant.recurrence else "no",
+            "encoding": ENCODING_NAMES[row.variant.encoding],
+            "loss": row.variant.loss,
+            f"{name}, as trained": mean_and_spread(found["init"], digits=digits),
+            f"{name}, best": mean_and_spread(found["best"], digits=digits),
+            "attention length": several(found["attention"]),
+            "paper: as trained": "" if row.paper_init is None else f"{row.paper_init:.2f}",
+            "paper: best": f"{row.paper_best:.2f}",
+            "paper: attention length": "" if row.paper_attention is None else f"{row.paper_attention}",
+        }
+        rows.append(cells)
     everyone = [result for found in results.values() for result in found]
-    pictures = drawn(study, setting, results, name=name)
     return Report(
         title=study.title,
         corpus=f"Corpus: {store.manifest.name} ({store.manifest.rule}); the first {len(split):,} tokens of its test split. The paper's figures are"
         f" perplexities on {'One Billion Word' if study.base == 'sentences' else 'WikiText-103'}.",
-        header=header,
         rows=rows,
         claims=[(claim.text, claim.verdict(columns)) for claim in study.claims],
         notes=[*notes(setting, everyone), *study.notes],
         commands=[
-            (row_title(row), row_commands(results[row.variant.name], setting, store=store, tokens=len(split)))
+            (row_title(row.variant), row_commands(results[row.variant.name], setting, store=store, tokens=len(split)))
             for row in study.rows
         ],
-        pictures=pictures,
+        pictures=drawn(study, setting, results, name=name),
         seconds=sum(result.seconds for result in everyone),
         values={"unit": unit, "rows": [row_json(row, results[row.variant.name]) for row in study.rows]},
     )
@@ -268,7 +247,7 @@ def report(
 
 def notes(setting: Setting, results: Sequence[Result]) -> list[str]:
     first = results[0].trained.asked.config.training
-    sweep = ", ".join(f"{share:g}" for share in SWEEP)
+    sweep = ", ".join(f"{share:g}" for share in attention.SWEEP)
     lines = [
         f"every model takes {first.steps:,} steps of {first.lanes} lanes; full and half loss are fed the same number of tokens a step and cost the same;"
         " half loss scores half of them, and so moves through half as much text",
@@ -291,23 +270,20 @@ def notes(setting: Setting, results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def row_title(row: Row) -> str:
-    loss = "half" if row.variant.half_loss else "full"
-    recurrence = "recurrence" if row.variant.recurrence else "no recurrence"
-    return f"{ENCODING_NAMES[row.variant.encoding]}, {recurrence}, {loss} loss"
+def row_title(variant: Variant) -> str:
+    recurrence = "recurrence" if variant.recurrence else "no recurrence"
+    return f"{ENCODING_NAMES[variant.encoding]}, {recurrence}, {variant.loss} loss"
 
 
 def row_commands(found: Sequence[Result], setting: Setting, *, store: Store, tokens: int) -> list[str]:
     """Of the first seed; the others differ in one word and the run's name."""
     model, best = found[0].trained, found[0].best
     commands = [model.asked.command(data=store.folder, run=model.folder, device=setting.device)]
-    if has_windows(model.asked.config):
+    if attention.has_windows(model.asked.config):
         commands.append(f"# its windows are read by: {setting.command}")
     else:
-        evaluate = shlex.join(
-            ["txl", "evaluate", str(model.folder), "--tokens", str(tokens), *on_device(setting.device)]
-        )
-        commands.append(evaluate)
+        words = ["txl", "evaluate", str(model.folder), "--tokens", str(tokens), *on_device(setting.device)]
+        commands.append(evaluate := shlex.join(words))
         if best != found[0].init:
             commands.append(f"{evaluate} --segment {best.attention} --memory {best.attention} --same-length")
     others = [f"--training.seed {result.trained.seed} --run {result.trained.folder}" for result in found[1:]]
@@ -321,8 +297,8 @@ def row_json(row: Row, found: Sequence[Result]) -> dict[str, Any]:
         "title": row.title,
         "recurrence": variant.recurrence,
         "encoding": variant.encoding,
-        "loss": "half" if variant.half_loss else "full",
-        "fed_at_once": fed_at_once(found[0].trained.asked.config),
+        "loss": variant.loss,
+        "fed_at_once": attention.fed_at_once(found[0].trained.asked.config),
         "paper": {"init": row.paper_init, "best": row.paper_best, "attention": row.paper_attention},
         "seeds": [
             {
@@ -340,17 +316,11 @@ def row_json(row: Row, found: Sequence[Result]) -> dict[str, Any]:
 
 
 def drawn(study: Ablation, setting: Setting, results: dict[str, list[Result]], *, name: str) -> list[Path]:
-    if not can_draw():
-        return []
-    path = setting.out / f"{setting.study}-{setting.scale.name}.png"
-    with picture(path, title=study.title.split(" (")[0]) as axes:
-        for row in study.rows:
-            found = results[row.variant.name]
-            lengths = [point.attention for point in found[0].points]
-            means = [sum(result.points[place].value for result in found) / len(found) for place in range(len(lengths))]
-            style = "-" if row.variant.recurrence else "--"
-            axes.plot(lengths, means, style, marker="o", markersize=3, linewidth=1.2, label=row.variant.name)
-        axes.set_xlabel("attention length in evaluation")
-        axes.set_ylabel(name)
-        axes.legend(fontsize=7)
-    return [path]
+    lines = {}
+    for row in study.rows:
+        found = results[row.variant.name]
+        lengths = [point.attention for point in found[0].points]
+        means = [sum(result.points[place].value for result in found) / len(found) for place in range(len(lengths))]
+        lines[row.variant.name] = (lengths, means, "o-" if row.variant.recurrence else "o--")
+    title = study.title.split(" (")[0]
+    return draw_lines(setting.place(".png"), lines, title=title, x="attention length in evaluation", y=name)

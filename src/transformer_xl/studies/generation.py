@@ -35,10 +35,8 @@ def run_generation(setting: Setting) -> Report:
     examples = []
     for number, (context, reference) in enumerate(places(store, written=written)):
         with progress(f"writing example {number + 1} of {EXAMPLES}", total=written, unit="tokens") as advance:
-            drawn = []
-            for token in generate(
-                checkpoint.model, context, tokens=written, sampling=Sampling(top_k=TOP_K, seed=number)
-            ):
+            drawn, sampling = [], Sampling(top_k=TOP_K, seed=number)
+            for token in generate(checkpoint.model, context, tokens=written, sampling=sampling):
                 drawn.append(token)
                 advance(1)
         texts = {"context": context, "generated": drawn, "reference": reference}
@@ -47,8 +45,6 @@ def run_generation(setting: Setting) -> Report:
     return Report(
         title="Generated text (the paper's Appendix E)",
         corpus=f"Corpus: {store.manifest.name} ({store.manifest.rule}). The paper's examples are from its largest model of WikiText-103.",
-        header=(),
-        rows=(),
         text="\n\n".join(example_text(number + 1, example) for number, example in enumerate(examples)),
         notes=(
             f"the first {EXAMPLES} examples drawn are shown, none was chosen",
@@ -67,9 +63,7 @@ def places(store: Store, *, written: int) -> list[tuple[list[int], list[int]]]:
     tokens = np.asarray(store.split("test").tokens)
     length = min(CONTEXT, len(tokens) // 2)
     if length < 1:
-        raise DataError(
-            f"the test split of {store.folder} has {len(tokens)} tokens, too few to continue; give more text"
-        )
+        raise DataError(f"the test split of {store.folder} has {len(tokens)} tokens, too few to go on; give more text")
     followed = min(written, len(tokens) - length)
     starts = np.random.Generator(np.random.PCG64(PLACES_SEED)).integers(
         0, len(tokens) - length - followed, size=EXAMPLES, endpoint=True

@@ -80,7 +80,12 @@ def as_trained(model: TransformerXL, split: Split, *, config: RunConfig, unit: s
 
 def at_attention(model: TransformerXL, split: Split, *, attention: int, unit: str, advance: Advance) -> Point:
     if model.config.encoding in ENCODINGS_WITHOUT_MEMORY:
-        return _windows(model, split, attention=attention, unit=unit, advance=advance)
+        started_at = time.perf_counter()
+        losses = window_losses(model, split, window=attention, advance=advance)
+        sliding = Rule(name="sliding", segment=attention, memory=0, clamp_len=0, same_length=False, lanes=1)
+        found = figures(losses, split=split, rule=sliding, seconds=time.perf_counter() - started_at)
+        rule = f"windows: every token after the first scored once, in the last half of a window of {attention} tokens; no memory"
+        return _point(found, attention=attention, unit=unit, rule=rule)
     lengths = EvaluationConfig(segment=attention, memory=attention, same_length=True)
     found = evaluate(model, split, rule=make_rule(model, lengths, tokens=len(split)), advance=advance)
     rule = f"exact: every token after the first scored once in full context; memory {attention}, every token seeing as many"
@@ -94,23 +99,8 @@ def best_point(points: Sequence[Point], *, unit: str) -> Point:
 
 
 def _point(found: Figures, *, attention: int, unit: str, rule: str) -> Point:
-    return Point(
-        attention=attention,
-        value=found.value(unit),
-        loss_nats=found.loss_nats,
-        tokens=found.tokens,
-        seconds=found.seconds,
-        rule=rule,
-    )
-
-
-def _windows(model: TransformerXL, split: Split, *, attention: int, unit: str, advance: Advance) -> Point:
-    started_at = time.perf_counter()
-    losses = window_losses(model, split, window=attention, advance=advance)
-    rule = Rule(name="sliding", segment=attention, memory=0, clamp_len=0, same_length=False, lanes=1)
-    found = figures(losses, split=split, rule=rule, seconds=time.perf_counter() - started_at)
-    words = f"windows: every token after the first scored once, in the last half of a window of {attention} tokens; no memory"
-    return _point(found, attention=attention, unit=unit, rule=words)
+    figures = {name: getattr(found, name) for name in ("loss_nats", "tokens", "seconds")}
+    return Point(attention=attention, value=found.value(unit), rule=rule, **figures)
 
 
 @torch.inference_mode()

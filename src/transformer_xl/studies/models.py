@@ -38,6 +38,10 @@ class Variant:
     length: float = 1.0
     """Tokens fed at once, over those of the base."""
 
+    @property
+    def loss(self) -> str:
+        return "half" if self.half_loss else "full"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -58,8 +62,9 @@ def on_device(device: str) -> list[str]:
     return [] if device == "cpu" else ["--device", device]
 
 
-def asked_model(base: Base, variant: Variant, *, corpus: str, vocabulary: int, seed: int) -> Asked:
-    """A variant of `base` for a corpus of this name and vocabulary; runs are called by all of these."""
+def asked_model(base: Base, variant: Variant | str, *, corpus: str, vocabulary: int, seed: int) -> Asked:
+    """A variant of `base` for a corpus of this name and vocabulary; runs are called by all of these. In place of a variant, only its name: the base
+    as it is, for models that are no variants of a Transformer-XL."""
     start = find_preset(base.preset).run
     cutoffs = start.model.cutoffs
     if cutoffs and cutoffs[-1] >= vocabulary:
@@ -67,17 +72,12 @@ def asked_model(base: Base, variant: Variant, *, corpus: str, vocabulary: int, s
             f"{corpus} has a vocabulary of {vocabulary:,}, too small for the preset {base.preset}, whose softmax is cut at {cutoffs[-1]:,};"
             f" give a larger corpus, such as {base.corpus}"
         )
-    config = resolve(start, vocabulary=vocabulary, files=[], words=base.words)
-    words = {**base.words, **variant_words(variant, config), "training.seed": str(seed)}
-    name = f"{base.name}-{in_a_name(corpus)}-{variant.name}-seed-{seed}"
+    name, words = variant, dict(base.words)
+    if isinstance(variant, Variant):
+        config = resolve(start, vocabulary=vocabulary, files=[], words=base.words)
+        name, words = variant.name, words | variant_words(variant, config)
+    words["training.seed"] = str(seed)
     config = resolve(start, vocabulary=vocabulary, files=[], words=words)
-    return Asked(name=name, preset=base.preset, words=words, config=config)
-
-
-def asked_preset(base: Base, *, name: str, corpus: str, vocabulary: int, seed: int) -> Asked:
-    """The base as it is, for models that are no variants of a Transformer-XL."""
-    words = {**base.words, "training.seed": str(seed)}
-    config = resolve(find_preset(base.preset).run, vocabulary=vocabulary, files=[], words=words)
     run = f"{base.name}-{in_a_name(corpus)}-{name}-seed-{seed}"
     return Asked(name=run, preset=base.preset, words=words, config=config)
 
@@ -110,7 +110,7 @@ def variant_words(variant: Variant, base: RunConfig) -> dict[str, str]:
         ("evaluation", base.evaluation, evaluation),
     ]
     return {
-        f"{part}.{name}": _word(value)
+        f"{part}.{name}": str(value).lower()
         for part, there, here in parts
         for name, value in here.items()
         if getattr(there, name) != value
@@ -120,7 +120,3 @@ def variant_words(variant: Variant, base: RunConfig) -> dict[str, str]:
 def in_a_name(corpus: str) -> str:
     """The corpus's name as part of a folder's."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", corpus).strip("-.") or "text"
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from transformer_xl.analysis.recl import EffectiveLength, Group, effective_lengt
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.console import progress
 from transformer_xl.data.store import Split, Store
-from transformer_xl.pictures import can_draw, picture
+from transformer_xl.pictures import draw_lines
 from transformer_xl.studies.ablation import NO_RECURRENCE, PER_LAYER_HALF, SHAW, XL
-from transformer_xl.studies.models import Asked, Base, Variant, asked_preset
+from transformer_xl.studies.models import Asked, Base, Variant
 from transformer_xl.studies.report import Report
 from transformer_xl.studies.runs import Setting, Trained, remembered, trained, variant_model
 from transformer_xl.studies.verdicts import Claim
@@ -48,22 +48,22 @@ class Measured:
 def groups(setting: Setting) -> dict[str, list[Member]]:
     """The paper's two, each with its own baseline; every member of one has about as many parameters."""
     scale = setting.scale
-    recurrent = [
-        Member(name="qrnn", title="QRNN", base=scale.qrnn, variant=None, paper=(500, 400, 300)) if scale.qrnn else None,
-        Member(name="lstm", title="LSTM", base=scale.lstm, variant=None, paper=(400, 300, 200)) if scale.lstm else None,
+    recurrent = (("qrnn", scale.qrnn, (500, 400, 300)), ("lstm", scale.lstm, (400, 300, 200)))
+    others = [
+        Member(name=name, title=name.upper(), base=base, variant=None, paper=paper)
+        for name, base, paper in recurrent
+        if base
     ]
-    others = [member for member in recurrent if member is not None]
-    standard = Member(
-        name="transformer-xl", title="Transformer-XL", base=scale.standard, variant=XL, paper=(900, 800, 700)
-    )
+
+    def member(variant: Variant, title: str, paper: tuple[int, int, int], *, base: Base = scale.ablation) -> Member:
+        return Member(name=variant.name, title=title, base=base, variant=variant, paper=paper)
+
+    standard = member(XL, "Transformer-XL", (900, 800, 700), base=scale.standard)
     ablation = [
-        Member(name=variant.name, title=title, base=scale.ablation, variant=variant, paper=paper)
-        for variant, title, paper in (
-            (XL, "Transformer-XL", (700, 600, 500)),
-            (SHAW, "with Shaw's encoding", (400, 400, 300)),
-            (NO_RECURRENCE, "without recurrence", (300, 300, 300)),
-            (PER_LAYER_HALF, "Transformer", (128, 128, 128)),
-        )
+        member(XL, "Transformer-XL", (700, 600, 500)),
+        member(SHAW, "with Shaw's encoding", (400, 400, 300)),
+        member(NO_RECURRENCE, "without recurrence", (300, 300, 300)),
+        member(PER_LAYER_HALF, "Transformer", (128, 128, 128)),
     ]
     return {**({"recurrent": [standard, *others]} if others else {}), "ablation": ablation}
 
@@ -74,7 +74,9 @@ def run_recl(setting: Setting) -> Report:
     split, step = store.split("test"), setting.scale.context_step
     lengths = list(range(step, setting.scale.longest_context + 1, step))
     stretch = make_stretch(split, lengths=lengths, tokens=None, most=setting.scale.context_tokens)
-    members = {asked.name: asked for group in chosen.values() for asked in asked_models(setting, group, store=store)}
+    pairs = [(member, seed) for group in chosen.values() for seed in seeds(setting) for member in group]
+    every = [asked_member(member, store=store, seed=seed) for member, seed in pairs]
+    members = {asked.name: asked for asked in every}
     found: dict[str, Measured] = {}
     with progress(setting.study, total=len(members), unit="models") as done:
         for name, asked in members.items():
@@ -82,10 +84,11 @@ def run_recl(setting: Setting) -> Report:
             model = trained(setting, asked, store=store, seed=asked.config.training.seed)
             found[name] = measured(model, split, setting=setting, stretch=stretch)
             done(1)
-    made = {
-        name: [made_group(group, found, store=store, seed=seed, stretch=stretch) for seed in seeds(setting)]
-        for name, group in chosen.items()
-    }
+    made: dict[str, list[Group]] = {name: [] for name in chosen}
+    for name, seed in product(chosen, seeds(setting)):
+        asked_of = {member.name: asked_member(member, store=store, seed=seed).name for member in chosen[name]}
+        losses = {member: found[asked].losses for member, asked in asked_of.items()}
+        made[name].append(make_group(losses, lengths=stretch.lengths))
     return report(setting, chosen, made, found, store=store, stretch=stretch)
 
 
@@ -93,17 +96,8 @@ def seeds(setting: Setting) -> range:
     return range(1, setting.seeds + 1)
 
 
-def asked_models(setting: Setting, group: Sequence[Member], *, store: Store) -> list[Asked]:
-    return [asked_member(member, store=store, seed=seed) for seed in seeds(setting) for member in group]
-
-
 def asked_member(member: Member, *, store: Store, seed: int) -> Asked:
-    if member.variant is not None:
-        return variant_model(member.base, member.variant, store=store, seed=seed)
-    manifest = store.manifest
-    return asked_preset(
-        member.base, name=member.name, corpus=manifest.name, vocabulary=manifest.vocabulary_size, seed=seed
-    )
+    return variant_model(member.base, member.variant or member.name, store=store, seed=seed)
 
 
 def measured(model: Trained, split: Split, *, setting: Setting, stretch: Stretch) -> Measured:
@@ -126,13 +120,6 @@ def measured(model: Trained, split: Split, *, setting: Setting, stretch: Stretch
     seconds = remembered(model.folder, "contexts", key=contexts.about, compute=lambda: took)["seconds"]
     parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     return Measured(trained=model, parameters=parameters, seconds=seconds, losses=contexts.losses)
-
-
-def made_group(
-    members: Sequence[Member], found: dict[str, Measured], *, store: Store, seed: int, stretch: Stretch
-) -> Group:
-    losses = {member.name: found[asked_member(member, store=store, seed=seed).name].losses for member in members}
-    return make_group(losses, lengths=stretch.lengths)
 
 
 def claims(members: Sequence[Member]) -> list[Claim]:
@@ -168,15 +155,10 @@ def report(
         for member in members:
             ours = [found[asked_member(member, store=store, seed=seed).name] for seed in seeds(setting)]
             effective = {ratio: [by_name[member.name] for by_name in lengths[ratio]] for ratio in RATIOS}
-            rows.append(
-                [
-                    name,
-                    member.title,
-                    f"{ours[0].parameters:,}",
-                    *(shown(effective[ratio]) for ratio in RATIOS),
-                    *(str(length) for length in member.paper),
-                ]
-            )
+            by_ratio = {f"r = {ratio}": shown(effective[ratio]) for ratio in RATIOS}
+            theirs = {f"paper: r = {ratio}": f"{length}" for ratio, length in zip(RATIOS, member.paper, strict=True)}
+            about = {"group": name, "model": member.title, "parameters": f"{ours[0].parameters:,}"}
+            rows.append({**about, **by_ratio, **theirs})
             asked = ours[0].trained
             command = asked.asked.command(data=store.folder, run=asked.folder, device=setting.device)
             commands.append((f"{member.title} ({name} group)", [command]))
@@ -187,29 +169,13 @@ def report(
                     "parameters": ours[0].parameters,
                     "recl": {ratio: [vars(length) for length in effective[ratio]] for ratio in RATIOS},
                     "paper": dict(zip(RATIOS, member.paper, strict=True)),
-                    "perplexity_by_context": [
-                        dict(
-                            zip(
-                                map(str, group.lengths),
-                                group.perplexities()[group.names.index(member.name)],
-                                strict=True,
-                            )
-                        )
-                        for group in made[name]
-                    ],
+                    "perplexity_by_context": [perplexities(group, member) for group in made[name]],
                 }
             )
     manifest, lengths_read = store.manifest, stretch.lengths
     return Report(
         title="Relative effective context length (the paper's Table 8)",
         corpus=f"Corpus: {manifest.name} ({manifest.rule}); {stretch.tokens:,} tokens of its test split. The paper's lengths are words of WikiText-103.",
-        header=[
-            "group",
-            "model",
-            "parameters",
-            *(f"r = {ratio}" for ratio in RATIOS),
-            *(f"paper: r = {ratio}" for ratio in RATIOS),
-        ],
         rows=rows,
         claims=verdicts,
         notes=[
@@ -227,6 +193,11 @@ def report(
     )
 
 
+def perplexities(group: Group, member: Member) -> dict[str, float]:
+    perplexity_C = group.perplexities()[group.names.index(member.name)]
+    return dict(zip(map(str, group.lengths), perplexity_C, strict=True))
+
+
 def shown(lengths: Sequence[EffectiveLength]) -> str:
     """Of several seeds: each length once, the shortest first."""
     return ", ".join(str(length) for length in sorted(set(lengths), key=lambda found: (found.length, found.at_least)))
@@ -234,16 +205,10 @@ def shown(lengths: Sequence[EffectiveLength]) -> str:
 
 def drawn(setting: Setting, made: dict[str, list[Group]]) -> list[Path]:
     """Perplexity against context length, as in the paper's Figure 6: a picture for each group, of its first seed."""
-    if not can_draw():
-        return []
-    paths = []
-    for name, groups_made in made.items():
-        group, path = groups_made[0], setting.out / f"{setting.study}-{setting.scale.name}-{name}.png"
-        with picture(path, title=f"Perplexity against context length, {name} group") as axes:
-            for member, perplexity_C in zip(group.names, group.perplexities(), strict=True):
-                axes.plot(group.lengths, perplexity_C, marker="o", markersize=3, label=member)
-            axes.set_xlabel("context length")
-            axes.set_ylabel("perplexity")
-            axes.legend()
-        paths.append(path)
+    paths: list[Path] = []
+    for name, (group, *_) in made.items():
+        rows = zip(group.names, group.perplexities(), strict=True)
+        lines = {member: (group.lengths, perplexity_C, "o-") for member, perplexity_C in rows}
+        title = f"Perplexity against context length, {name} group"
+        paths += draw_lines(setting.place(f"-{name}.png"), lines, title=title, x="context length", y="perplexity")
     return paths

@@ -1,6 +1,6 @@
 """What a study leaves: one Markdown page for people, one JSON file for programs. Knows no model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ class Report:
     """What was read, and by which rule."""
     caveat: str = ""
     """Where it is not the scale's own."""
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Mapping[str, str]] = ()
+    """By column."""
     claims: Sequence[tuple[str, Verdict]] = ()
     notes: Sequence[str]
     """How the figures were made."""
@@ -33,13 +33,9 @@ class Report:
     values: dict[str, Any] = field(default_factory=dict)
     """All figures, for the JSON."""
 
-    def table(self) -> str:
-        return markdown_table(self.header, self.rows)
-
 
 def write_report(report: Report, *, setting: Setting) -> tuple[Path, dict[str, Any]]:
     """The page's place, and what stands in the JSON beside it."""
-    place = setting.out / f"{setting.study}-{setting.scale.name}"
     value = {
         "study": setting.study,
         "scale": setting.scale.name,
@@ -53,9 +49,9 @@ def write_report(report: Report, *, setting: Setting) -> tuple[Path, dict[str, A
         "pictures": [picture.name for picture in report.pictures],
         "seconds": report.seconds,
     }
-    write_json(place.with_suffix(".json"), value)
-    write_text(place.with_suffix(".md"), page(report, setting=setting))
-    return place.with_suffix(".md"), value
+    write_json(setting.place(".json"), value)
+    write_text(setting.place(".md"), page(report, setting=setting))
+    return setting.place(".md"), value
 
 
 def page(report: Report, *, setting: Setting) -> str:
@@ -65,7 +61,7 @@ def page(report: Report, *, setting: Setting) -> str:
         f"*{report.caveat or setting.scale.caveat}*",
     ]
     if report.rows:
-        parts.append(report.table())
+        parts.append(markdown_table(list(report.rows[0]), [list(row.values()) for row in report.rows]))
     parts += [f"![{picture.stem}]({picture.name})" for picture in report.pictures]
     if report.claims:
         parts += ["## What the paper claims", markdown_table(("claim", "here"), report.claims)]

@@ -43,17 +43,11 @@ class Setting:
     @property
     def command(self) -> str:
         data = [] if self.data is None else ["--data", str(self.data)]
-        words = [
-            "--scale",
-            self.scale.name,
-            *data,
-            "--out",
-            str(self.out),
-            "--seeds",
-            str(self.seeds),
-            *on_device(self.device),
-        ]
-        return shlex.join(["txl", "study", self.study, *words])
+        start = ["txl", "study", self.study, "--scale", self.scale.name, *data]
+        return shlex.join([*start, "--out", str(self.out), "--seeds", str(self.seeds), *on_device(self.device)])
+
+    def place(self, ending: str) -> Path:
+        return self.out / f"{self.study}-{self.scale.name}{ending}"
 
     def store(self, base: Base) -> Store:
         if self.data is None:
@@ -88,7 +82,7 @@ class Trained:
         return load_checkpoint(self.folder, device=device)
 
 
-def variant_model(base: Base, variant: Variant, *, store: Store, seed: int) -> Asked:
+def variant_model(base: Base, variant: Variant | str, *, store: Store, seed: int) -> Asked:
     manifest = store.manifest
     return asked_model(base, variant, corpus=manifest.name, vocabulary=manifest.vocabulary_size, seed=seed)
 

@@ -71,20 +71,23 @@ _SMALL = Base(
 )
 
 
+_SENTENCES = {
+    "model.memory": "32",
+    "training.segment": "32",
+    "training.lanes": "16",
+    "evaluation.segment": "32",
+    "evaluation.memory": "128",
+}
+
+
 def _recurrent(base: Base, *, cell: str, d_hidden: int) -> Base:
     """A recurrent network of about as many parameters, trained on as much text at a time and for as many steps."""
-    names = (
-        "model.d_model",
-        "training.segment",
-        "training.steps",
-        "training.warm_up",
-        "training.average_decay",
-        "training.validate_every",
-        "training.validation_tokens",
-        "training.save_every",
-    )
-    words = {name: base.words[name] for name in names if name in base.words}
-    words["model.d_hidden"] = str(d_hidden)
+    shared = {
+        name: value
+        for name, value in base.words.items()
+        if name == "model.d_model" or (name.startswith("training.") and name != "training.learning_rate")
+    }
+    words = {**shared, "model.d_hidden": str(d_hidden)}
     return Base(name=base.name, corpus=base.corpus, preset=f"tiny-byte-{cell}", words=words)
 
 
@@ -96,16 +99,7 @@ TINY = Scale(
         name="tiny",
         corpus="ptb",
         preset="tiny-word",
-        words={
-            "model.memory": "32",
-            "training.segment": "32",
-            "training.lanes": "16",
-            "training.steps": "1500",
-            "training.validate_every": "0",
-            "training.save_every": "500",
-            "evaluation.segment": "32",
-            "evaluation.memory": "128",
-        },
+        words={**_SENTENCES, "training.steps": "1500", "training.validate_every": "0", "training.save_every": "500"},
     ),
     lstm=_recurrent(_TINY, cell="lstm", d_hidden=332),
     qrnn=_recurrent(_TINY, cell="qrnn", d_hidden=376),
@@ -123,18 +117,7 @@ SMALL = Scale(
     name="small",
     ablation=_SMALL,
     standard=_SMALL,
-    sentences=Base(
-        name="small",
-        corpus="ptb",
-        preset="tiny-word",
-        words={
-            "model.memory": "32",
-            "training.segment": "32",
-            "training.lanes": "16",
-            "evaluation.segment": "32",
-            "evaluation.memory": "128",
-        },
-    ),
+    sentences=Base(name="small", corpus="ptb", preset="tiny-word", words=_SENTENCES),
     lstm=_recurrent(_SMALL, cell="lstm", d_hidden=876),
     qrnn=_recurrent(_SMALL, cell="qrnn", d_hidden=976),
     seeds={"ablation-encoding": 2},

@@ -4,7 +4,7 @@ import time
 
 from transformer_xl.benchmarks.measuring import Row, measure
 from transformer_xl.benchmarks.workloads import PAPER_RATIOS, workloads_of
-from transformer_xl.pictures import can_draw, picture
+from transformer_xl.pictures import draw_lines
 from transformer_xl.studies.report import Report
 from transformer_xl.studies.runs import Setting
 from transformer_xl.studies.verdicts import compared
@@ -29,46 +29,30 @@ def run_speed(setting: Setting) -> Report:
     lengths = [attention_of[row.workload] for row in ours]
     ratios = [float(row.ratio_to_sliding or 0.0) for row in ours]
     machine = f"{found.machine.processor}, {found.machine.cores} cores, torch {found.machine.torch}"
-    header = (
-        "attention length",
-        "window, ms per token",
-        "memory, ms per token",
-        "window slower by",
-        "range",
-        "paper: window slower by",
+    rows = [
+        {
+            "attention length": f"{length:,}",
+            "window, ms per token": _milliseconds(windows[row.workload]),
+            "memory, ms per token": _milliseconds(row),
+            "window slower by": f"{ratio:,.0f}x",
+            "range": "{:,.0f}x to {:,.0f}x".format(*(row.ratio_to_sliding_spread or (ratio, ratio))),
+            "paper: window slower by": f"{PAPER_RATIOS[length]:,}x" if length in PAPER_RATIOS else "",
+        }
+        for row, length, ratio in zip(ours, lengths, ratios, strict=True)
+    ]
+    paper = (list(PAPER_RATIOS), list(PAPER_RATIOS.values()), "s--")
+    pictures = draw_lines(
+        setting.place(".png"),
+        {"here": (lengths, ratios, "o-"), "paper, one GPU": paper},
+        title="How many times slower a window is than memory",
+        x="attention length",
+        y="times slower",
+        logarithmic=True,
     )
-    rows = []
-    for row, length, ratio in zip(ours, lengths, ratios, strict=True):
-        rows.append(
-            (
-                f"{length:,}",
-                _milliseconds(windows[row.workload]),
-                _milliseconds(row),
-                f"{ratio:,.0f}x",
-                ""
-                if row.ratio_to_sliding_spread is None
-                else "{:,.0f}x to {:,.0f}x".format(*row.ratio_to_sliding_spread),
-                f"{PAPER_RATIOS[length]:,}x" if length in PAPER_RATIOS else "",
-            )
-        )
-    pictures = []
-    if can_draw():
-        path = setting.out / f"{setting.study}-{setting.scale.name}.png"
-        with picture(path, title="How many times slower a window is than memory") as axes:
-            axes.plot(lengths, ratios, marker="o", label="here")
-            axes.plot(
-                list(PAPER_RATIOS), list(PAPER_RATIOS.values()), marker="s", linestyle="--", label="paper, one GPU"
-            )
-            axes.set_xlabel("attention length")
-            axes.set_ylabel("times slower")
-            axes.set_yscale("log")
-            axes.legend()
-        pictures.append(path)
     return Report(
         title="Evaluation speed: a window read anew for each token against memory (the paper's Table 9)",
         corpus=f"Random weights and random tokens: speed does not depend on them. {machine}.",
         caveat=CAVEATS[bench],
-        header=header,
         rows=rows,
         claims=[
             ("memory is faster than a window at every length", compared([1.0], [min(ratios)])),

@@ -48,9 +48,7 @@ def download(place: Place, *, into: Path) -> Path:
     try:
         return _download(place, target)
     except OSError as error:
-        raise DataError(
-            f"{into} cannot be written: {error.strerror or error}; set XDG_CACHE_HOME to another place"
-        ) from error
+        raise DataError(f"{into} cannot be written: {error.strerror or error}; set another XDG_CACHE_HOME") from error
 
 
 def _download(place: Place, target: Path) -> Path:
@@ -70,7 +68,12 @@ def _download(place: Place, target: Path) -> Path:
                 f", {part.stat().st_size:,} bytes are kept and the next run goes on from there" if part.exists() else ""
             )
             raise DataError(f"{place.address} cannot be downloaded ({done.reason}{have})")
-    _verify(place, part)
+    if place.checksum is not None:
+        algorithm, expected = place.checksum.split(":")
+        if (found := digest(part, algorithm)) != expected:
+            part.unlink()
+            what = f"its {algorithm} is {found} and should be {expected}"
+            raise DataError(f"{place.address} is not the file we know: {what}")
     os.replace(part, target)
     return target
 
@@ -124,13 +127,3 @@ def _fetch(place: Place, part: Path) -> _Outcome:
     if total is not None and have + brought < total:
         return _Outcome(brought=brought, reason=f"the connection ended after {have + brought:,} of {total:,} bytes")
     return _Outcome(whole=True)
-
-
-def _verify(place: Place, part: Path) -> None:
-    if place.checksum is None:
-        return
-    algorithm, expected = place.checksum.split(":")
-    found = digest(part, algorithm)
-    if found != expected:
-        part.unlink()
-        raise DataError(f"{place.address} is not the file we know: its {algorithm} is {found} and should be {expected}")

@@ -15,29 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.console import progress
+from transformer_xl.data import store
 from transformer_xl.data.corpora.pieces import DocumentRule, Fallback, Part, Piece, cut, each_piece, total_bytes
-from transformer_xl.data.store import (
-    MANIFEST,
-    Encoded,
-    Manifest,
-    SplitRecord,
-    SplitWriter,
-    Store,
-    finish_store,
-    open_store,
-    sentence_mark,
-    smallest_dtype,
-)
-from transformer_xl.data.text.tokenizers import (
-    BETWEEN_SPACES,
-    END_OF_LINE,
-    Tokenizer,
-    WordTokenizer,
-    code_points,
-    decode_utf8,
-)
+from transformer_xl.data.text import tokenizers
 from transformer_xl.errors import DataError
-from transformer_xl.files import atomic_folder, put_back
+from transformer_xl.files import atomic_folder, put_back, write_json
 
 Parts = Mapping[str, Sequence[Part]]
 """Split -> its parts, in order."""
@@ -58,9 +40,9 @@ def _count_piece(shared: tuple[DocumentRule, bool, bool], piece: Piece) -> Count
     rule, lower, line_marks = shared
     counts: Counter[str] = Counter()
     for _, data, offset in by_document(piece, rule, ends_lines=line_marks):
-        text = decode_utf8(data, name=piece.name, offset=offset)
+        text = tokenizers.decode_utf8(data, name=piece.name, offset=offset)
         text = text.lower() if lower else text
-        counts.update((text.replace("\n", f" {END_OF_LINE} ") if line_marks else text).split())
+        counts.update((text.replace("\n", f" {tokenizers.END_OF_LINE} ") if line_marks else text).split())
     return counts
 
 
@@ -76,8 +58,10 @@ def collect_characters(parts: Sequence[Part], *, rule: DocumentRule, lower: bool
 
 def _piece_characters(shared: tuple[DocumentRule, bool], piece: Piece) -> NDArray[Any]:
     rule, lower = shared
-    text = "".join(decode_utf8(data, name=piece.name, offset=offset) for _, data, offset in by_document(piece, rule))
-    return np.unique(code_points(text.lower() if lower else text))
+    text = "".join(
+        tokenizers.decode_utf8(data, name=piece.name, offset=offset) for _, data, offset in by_document(piece, rule)
+    )
+    return np.unique(tokenizers.code_points(text.lower() if lower else text))
 
 
 def texts(parts: Sequence[Part], *, rule: DocumentRule) -> Iterator[str]:
@@ -85,33 +69,26 @@ def texts(parts: Sequence[Part], *, rule: DocumentRule) -> Iterator[str]:
     with progress("reading", total=total_bytes(parts), unit="bytes") as advance:
         for piece in cut(parts, fallback="character", advance=advance):
             for _, data, offset in by_document(piece, rule):
-                yield decode_utf8(data, name=piece.name, offset=offset)
+                yield tokenizers.decode_utf8(data, name=piece.name, offset=offset)
 
 
-def write_splits(folder: Path, *, parts: Parts, tokenizer: Tokenizer, rule: DocumentRule) -> tuple[SplitRecord, ...]:
+def write_splits(
+    folder: Path, *, parts: Parts, tokenizer: tokenizers.Tokenizer, rule: DocumentRule
+) -> tuple[store.SplitRecord, ...]:
     """Encodes every split into its files. A split that shares its parts with an earlier one is encoded again: it is small."""
-    return tuple(
-        _write_split(folder, name=name, parts=split, tokenizer=tokenizer, rule=rule) for name, split in parts.items()
-    )
+    sentences, records = store.sentence_mark(tokenizer) is not None, []
+    fallback: Fallback = "none" if sentences else "word" if tokenizer.kind in tokenizers.BETWEEN_SPACES else "character"
+    for name, split in parts.items():
+        encoded = each_piece(split, encode_piece, (tokenizer, rule), fallback=fallback, title=f"encoding {name}")
+        writer = store.SplitWriter(folder=folder, name=name, vocabulary=tokenizer.size, sentences=sentences)
+        with writer, closing(encoded):
+            for piece in encoded:
+                writer.append(piece)
+            records.append(writer.finish())
+    return tuple(records)
 
 
-def _write_split(
-    folder: Path, *, name: str, parts: Sequence[Part], tokenizer: Tokenizer, rule: DocumentRule
-) -> SplitRecord:
-    sentences = sentence_mark(tokenizer) is not None
-    fallback: Fallback = "none" if sentences else "word" if tokenizer.kind in BETWEEN_SPACES else "character"
-    with (
-        SplitWriter(folder=folder, name=name, vocabulary=tokenizer.size, sentences=sentences) as writer,
-        closing(
-            each_piece(parts, encode_piece, (tokenizer, rule), fallback=fallback, title=f"encoding {name}")
-        ) as encoded,
-    ):
-        for piece in encoded:
-            writer.append(piece)
-        return writer.finish()
-
-
-def encode_piece(shared: tuple[Tokenizer, DocumentRule], piece: Piece) -> Encoded:
+def encode_piece(shared: tuple[tokenizers.Tokenizer, DocumentRule], piece: Piece) -> store.Encoded:
     tokenizer, rule = shared
     runs: list[NDArray[Any]] = []
     starts = []
@@ -120,14 +97,14 @@ def encode_piece(shared: tuple[Tokenizer, DocumentRule], piece: Piece) -> Encode
     for begins, data, offset in by_document(piece, rule, ends_lines=tokenizer.kind == "word"):
         if begins:
             starts.append(count)
-        text = data if by_byte else decode_utf8(data, name=piece.name, offset=offset)
+        text = data if by_byte else tokenizers.decode_utf8(data, name=piece.name, offset=offset)
         runs.append(tokenizer.encode(text))
         count += len(runs[-1])
     tokens = np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
     document_starts = np.unique(np.asarray(starts, dtype=np.int64))
     sentence_starts, words = _sentences_and_words(tokenizer, tokens, piece)
-    return Encoded(
-        tokens=tokens.astype(smallest_dtype(tokenizer.size)),
+    return store.Encoded(
+        tokens=tokens.astype(store.smallest_dtype(tokenizer.size)),
         document_starts=document_starts[document_starts < count],
         sentence_starts=sentence_starts,
         bytes=len(piece.data),
@@ -137,9 +114,9 @@ def encode_piece(shared: tuple[Tokenizer, DocumentRule], piece: Piece) -> Encode
 
 
 def _sentences_and_words(
-    tokenizer: Tokenizer, tokens: NDArray[Any], piece: Piece
+    tokenizer: tokenizers.Tokenizer, tokens: NDArray[Any], piece: Piece
 ) -> tuple[NDArray[np.int64], int | None]:
-    if not isinstance(tokenizer, WordTokenizer):
+    if not isinstance(tokenizer, tokenizers.WordTokenizer):
         return np.zeros(0, dtype=np.int64), None
     marks = np.flatnonzero(tokens == tokenizer.mark)
     if tokenizer.marks == "lines":
@@ -184,7 +161,7 @@ def store_folder(out: Path) -> Iterator[Path]:
     """
     out = out.resolve()  # a link to a larger disk is followed, not replaced
     put_back(out)
-    if out.exists() and not (out / MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out / store.MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} exists and is no data store; choose another `out=`, or remove it first")
     try:
         with atomic_folder(out) as folder:
@@ -195,21 +172,16 @@ def store_folder(out: Path) -> Iterator[Path]:
         raise DataError(f"{out} cannot be written: {error.strerror or error}; choose another `out=`") from error
 
 
-@contextmanager
-def scratch_folder(folder: Path) -> Iterator[Path]:
-    """A place for unpacked files inside the folder being made: it goes away with it, also when things go wrong."""
-    with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as scratch:
-        yield Path(scratch)
-
-
-Fill = Callable[[Path, Path], tuple[Manifest, Tokenizer]]
+Fill = Callable[[Path, Path], tuple[store.Manifest, tokenizers.Tokenizer]]
 """(folder of the store, scratch folder) -> what was written there."""
 
 
-def make_store(out: Path | str, fill: Fill) -> Store:
+def make_store(out: Path | str, fill: Fill) -> store.Store:
     out = Path(out)
     with store_folder(out) as folder:
-        with scratch_folder(folder) as scratch:
-            manifest, tokenizer = fill(folder, scratch)
-        finish_store(folder, manifest=manifest, tokenizer=tokenizer)
-    return open_store(out)
+        # A place for unpacked files inside the folder being made: it goes away with it, also when things go wrong.
+        with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder) as scratch:
+            manifest, tokenizer = fill(folder, Path(scratch))
+        tokenizer.save(folder)
+        write_json(folder / store.MANIFEST, manifest.to_json())  # last: a folder without a manifest is no store
+    return store.open_store(out)

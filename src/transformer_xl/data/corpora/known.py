@@ -33,7 +33,10 @@ def prepare_known(
     if name not in RECIPES:
         raise DataError(f"no corpus {name}{suggest(name, RECIPES)}")
     recipe = RECIPES[name]
-    wanted = _wanted_splits(recipe, splits)
+    for split in splits or ():
+        if split not in recipe.splits:
+            raise DataError(f"{name} has no split {split}{suggest(split, recipe.splits)}")
+    wanted = tuple(split for split in recipe.splits if splits is None or split in splits)
     if newlines == "drop" and name != "enwik8":
         raise DataError(f"`newlines=drop` is the paper's reading of enwik8; {name} has no such rule")
     if train and name != "lm1b":
@@ -68,13 +71,6 @@ def _files_of(recipe: Recipe, source: Path | None) -> Iterator[Path]:
         if any(known.checksum is None and known.file_name == place.name for known in recipe.places):
             place.unlink(missing_ok=True)
         raise
-
-
-def _wanted_splits(recipe: Recipe, splits: Sequence[str] | None) -> tuple[str, ...]:
-    for split in splits or ():
-        if split not in recipe.splits:
-            raise DataError(f"{recipe.name} has no split {split}{suggest(split, recipe.splits)}")
-    return tuple(split for split in recipe.splits if splits is None or split in splits)
 
 
 def _check_counts(manifest: Manifest, counts: Counts) -> None:

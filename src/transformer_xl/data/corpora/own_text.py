@@ -5,34 +5,17 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
 
 from transformer_xl.console import progress
-from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora import encoding, pieces
 from transformer_xl.data.corpora.encoding import make_store
-from transformer_xl.data.corpora.pieces import (
-    BY_BLANK_LINE,
-    BY_FILE,
-    DocumentRule,
-    Fallback,
-    Part,
-    by_separator,
-    cut_point,
-)
 from transformer_xl.data.corpora.sources import Source, file_or_members, is_tar
 from transformer_xl.data.corpora.vocabulary import by_falling_frequency
 from transformer_xl.data.store import Manifest, Store, encoded_by
-from transformer_xl.data.text.tokenizers import (
-    BETWEEN_SPACES,
-    END_OF_LINE,
-    UNKNOWN,
-    BytePairTokenizer,
-    ByteTokenizer,
-    CharTokenizer,
-    Tokenizer,
-    WordTokenizer,
-)
+from transformer_xl.data.text import tokenizers
 from transformer_xl.errors import DataError, suggest
 
 Kind = Literal["byte", "char", "word", "bpe"]
@@ -57,7 +40,7 @@ class OwnText:
     """What to make of a text."""
 
     tokenizer: Kind = "byte"
-    existing: Tokenizer | None = None
+    existing: tokenizers.Tokenizer | None = None
     """A model's own, so that the text can be read by it; nothing new is learned of the text then."""
     vocabulary_size: int | None = None
     """Largest vocabulary, marks included; for word and bpe."""
@@ -80,7 +63,9 @@ class OwnText:
         if self.tokenizer == "bpe" and (size or DEFAULT_BYTE_PAIRS) < SMALLEST_BYTE_PAIRS:
             raise DataError(f"`vocabulary_size={size}` is too small for bpe, whose single bytes take 256")
         if self.tokenizer == "word" and size is not None and size < 3:
-            raise DataError(f"`vocabulary_size={size}` leaves no word beside {END_OF_LINE} and {UNKNOWN}")
+            raise DataError(
+                f"`vocabulary_size={size}` leaves no word beside {tokenizers.END_OF_LINE} and {tokenizers.UNKNOWN}"
+            )
         if self.min_count is not None and (self.tokenizer != "word" or self.min_count < 1):
             raise DataError(f"`min_count={self.min_count}` is for `tokenizer=word`, and at least 1")
         if self.lower and self.tokenizer == "byte":
@@ -94,15 +79,15 @@ class OwnText:
             raise DataError(f"`separator=` {self.separator!r} must be one line that is not blank")
 
     @property
-    def rule(self) -> DocumentRule:
+    def rule(self) -> pieces.DocumentRule:
         if self.separator is not None:
-            return by_separator(self.separator)
-        return BY_FILE if self.documents == "file" else BY_BLANK_LINE
+            return pieces.by_separator(self.separator)
+        return pieces.BY_FILE if self.documents == "file" else pieces.BY_BLANK_LINE
 
     @property
-    def fallback(self) -> Fallback:
+    def fallback(self) -> pieces.Fallback:
         kind = self.tokenizer if self.existing is None else self.existing.kind
-        return "word" if kind in BETWEEN_SPACES else "character"
+        return "word" if kind in tokenizers.BETWEEN_SPACES else "character"
 
 
 def prepare_own_text(
@@ -110,7 +95,7 @@ def prepare_own_text(
 ) -> Store:
     """One text, split by `settings`. The path `-` is standard input."""
 
-    def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
+    def fill(folder: Path, scratch: Path) -> tuple[Manifest, tokenizers.Tokenizer]:
         sources = _sources(paths, scratch, standard_input)
         parts = _by_file(sources, settings) if settings.split_by == "file" else _by_share(sources, settings)
         return _fill(parts, folder, settings, name=_name(paths))
@@ -129,9 +114,9 @@ def prepare_given_splits(
     if "train" not in splits:
         raise DataError("`valid=` and `test=` need a `train=` beside them")
 
-    def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
+    def fill(folder: Path, scratch: Path) -> tuple[Manifest, tokenizers.Tokenizer]:
         parts = {
-            name: [Part(source=source) for source in _sources(splits[name], scratch, standard_input)]
+            name: [pieces.Part(source=source) for source in _sources(splits[name], scratch, standard_input)]
             for name in SPLITS
             if name in splits
         }
@@ -179,12 +164,12 @@ def _texts_of(path: Path) -> list[Source]:
     return file_or_members(path)
 
 
-def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
+def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[pieces.Part]]:
     """Whole files. Which go where depends on their names alone, in an order that has nothing to do with their contents."""
     names = SPLITS[: len(settings.shares)]
     if len(sources) < len(names):
         raise DataError(f"{len(sources)} files cannot be split into {len(names)} by file; use `split_by=share`")
-    waiting = sorted(sources, key=lambda source: hashlib.sha256(_file_name(source).encode()).hexdigest())
+    waiting = sorted(sources, key=lambda one: hashlib.sha256((one.member or one.path.name).encode()).hexdigest())
     total = sum(source.disk_bytes for source in sources)
     chosen: dict[str, list[Source]] = {name: [] for name in names}
     for index, (name, share) in reversed(list(enumerate(zip(names, settings.shares, strict=True)))):
@@ -193,28 +178,21 @@ def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
         while len(waiting) > index and (index == 0 or not chosen[name] or bytes_so_far < share * total):
             chosen[name].append(waiting.pop(0))
             bytes_so_far += chosen[name][-1].disk_bytes
-    return {name: [Part(source=source) for source in sources if source in chosen[name]] for name in names}
+    return {name: [pieces.Part(source=source) for source in sources if source in chosen[name]] for name in names}
 
 
-def _file_name(source: Source) -> str:
-    return source.member or source.path.name
-
-
-def _by_share(sources: list[Source], settings: OwnText) -> dict[str, list[Part]]:
+def _by_share(sources: list[Source], settings: OwnText) -> dict[str, list[pieces.Part]]:
     """One split of the text after the other, each ending with a line wherever one ends nearby."""
     sizes = [_text_bytes(source) for source in sources]
     total = sum(sizes)
-    bounds = [0]
-    so_far = 0.0
+    bounds, so_far = [0], 0.0
     for share in settings.shares[:-1]:
         so_far += share
         bounds.append(_end_of_line(sources, sizes, round(so_far * total), settings.fallback))
     bounds.append(total)
     names = SPLITS[: len(settings.shares)]
-    return {
-        name: _between(sources, sizes, begin, end)
-        for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True)
-    }
+    ends = zip(names, pairwise(bounds), strict=True)
+    return {name: _between(sources, sizes, begin, end) for name, (begin, end) in ends}
 
 
 def _text_bytes(source: Source) -> int:
@@ -224,7 +202,7 @@ def _text_bytes(source: Source) -> int:
         return sum(map(len, source.blocks(advance=advance)))
 
 
-def _end_of_line(sources: list[Source], sizes: list[int], position: int, fallback: Fallback) -> int:
+def _end_of_line(sources: list[Source], sizes: list[int], position: int, fallback: pieces.Fallback) -> int:
     """The end of the last line that ends at or before `position`, in the file `position` lies in."""
     begin = 0
     for source, size in zip(sources, sizes, strict=True):
@@ -234,23 +212,25 @@ def _end_of_line(sources: list[Source], sizes: list[int], position: int, fallbac
                 stream.seek(start)
                 # One byte more: whether a character ends here shows only in the byte after it.
                 window = stream.read(position - begin - start + 1)
-            return begin + start + cut_point(window, len(window) - 1, fallback)
+            return begin + start + pieces.cut_point(window, len(window) - 1, fallback)
         begin += size
     return position
 
 
-def _between(sources: list[Source], sizes: list[int], begin: int, end: int) -> list[Part]:
+def _between(sources: list[Source], sizes: list[int], begin: int, end: int) -> list[pieces.Part]:
     parts = []
     here = 0
     for source, size in zip(sources, sizes, strict=True):
         start, stop = max(begin - here, 0), min(end - here, size)
         if start < stop:
-            parts.append(Part(source=source, start=start, stop=stop if stop < size or start else None))
+            parts.append(pieces.Part(source=source, start=start, stop=stop if stop < size or start else None))
         here += size
     return parts
 
 
-def _fill(parts: dict[str, list[Part]], folder: Path, settings: OwnText, *, name: str) -> tuple[Manifest, Tokenizer]:
+def _fill(
+    parts: dict[str, list[pieces.Part]], folder: Path, settings: OwnText, *, name: str
+) -> tuple[Manifest, tokenizers.Tokenizer]:
     tokenizer = _tokenizer(parts, settings)
     records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=settings.rule)
     manifest = Manifest(
@@ -264,28 +244,25 @@ def _fill(parts: dict[str, list[Part]], folder: Path, settings: OwnText, *, name
     return manifest, tokenizer
 
 
-def _tokenizer(parts: dict[str, list[Part]], settings: OwnText) -> Tokenizer:
+def _tokenizer(parts: dict[str, list[pieces.Part]], settings: OwnText) -> tokenizers.Tokenizer:
     if settings.existing is not None:
         return settings.existing
     train = parts["train"]
     if settings.tokenizer == "byte":
-        return ByteTokenizer()
+        return tokenizers.ByteTokenizer()
     if settings.tokenizer == "char":
         # Of all splits: a character unknown to the tokenizer could not be written down at all.
         everything = [part for split in parts.values() for part in split]
-        return CharTokenizer(
-            encoding.collect_characters(everything, rule=settings.rule, lower=settings.lower), lower=settings.lower
-        )
+        characters = encoding.collect_characters(everything, rule=settings.rule, lower=settings.lower)
+        return tokenizers.CharTokenizer(characters, lower=settings.lower)
     if settings.tokenizer == "word":
         counts = encoding.count_words(train, rule=settings.rule, lower=settings.lower, line_marks=True)
+        least, size = settings.min_count or 1, settings.vocabulary_size
         words = by_falling_frequency(
-            counts,
-            first=(END_OF_LINE, UNKNOWN),
-            min_count=settings.min_count or 1,
-            size=settings.vocabulary_size,
+            counts, first=(tokenizers.END_OF_LINE, tokenizers.UNKNOWN), min_count=least, size=size
         )
-        return WordTokenizer(words, lower=settings.lower)
-    return BytePairTokenizer.learn(
+        return tokenizers.WordTokenizer(words, lower=settings.lower)
+    return tokenizers.BytePairTokenizer.learn(
         encoding.texts(train, rule=settings.rule),
         size=settings.vocabulary_size or DEFAULT_BYTE_PAIRS,
         lower=settings.lower,
@@ -299,7 +276,7 @@ def _rule(settings: OwnText) -> str:
     rules = {
         "byte": "bytes as they are",
         "char": "characters as they are",
-        "word": f"words between white space, {END_OF_LINE} after every line; vocabulary of train by falling frequency",
+        "word": f"words between white space, {tokenizers.END_OF_LINE} after every line; vocabulary of train by falling frequency",
         "bpe": "byte pairs learned on train",
     }
     lower = ", lower-cased" if settings.lower else ""

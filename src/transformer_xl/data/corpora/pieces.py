@@ -100,20 +100,18 @@ def by_separator(line: str) -> DocumentRule:
 def cut(parts: Iterable[Part], *, fallback: Fallback, advance: Advance | None = None) -> Iterator[Piece]:
     """The parts one after the other, in pieces."""
     for part in parts:
-        yield from _cut_part(part, fallback, advance)
-
-
-def _cut_part(part: Part, fallback: Fallback, advance: Advance | None) -> Iterator[Piece]:
-    buffer, before, offset, first = b"", b"", part.start, True
-    for data in _read(part, advance):
-        buffer = buffer + data if buffer else data
-        # The margin stays behind, so that a piece always sees what follows it.
-        while (limit := len(buffer) - MARGIN_BYTES) >= PIECE_BYTES and (end := cut_point(buffer, limit, fallback)):
-            data, buffer = buffer[:end], buffer[end:]
-            after = buffer[:MARGIN_BYTES]
-            yield Piece(name=part.source.name, offset=offset, data=data, before=before, after=after, first=first)
-            before, offset, first = _tail(data), offset + end, False
-    yield Piece(name=part.source.name, offset=offset, data=buffer, before=before, first=first, last=True)
+        name, buffer, before, offset, first = part.source.name, b"", b"", part.start, True
+        for data in _read(part, advance):
+            buffer = buffer + data if buffer else data
+            # The margin stays behind, so that a piece always sees what follows it.
+            while (limit := len(buffer) - MARGIN_BYTES) >= PIECE_BYTES and (end := cut_point(buffer, limit, fallback)):
+                data, buffer = buffer[:end], buffer[end:]
+                after = buffer[:MARGIN_BYTES]
+                yield Piece(name=name, offset=offset, data=data, before=before, after=after, first=first)
+                # The last line of a piece, whole or, where it is very long, its end.
+                line = data.rfind(b"\n", 0, len(data) - 1) + 1
+                before, offset, first = data[max(line, len(data) - MARGIN_BYTES) :], offset + end, False
+        yield Piece(name=name, offset=offset, data=buffer, before=before, first=first, last=True)
 
 
 def _read(part: Part, advance: Advance | None) -> Iterator[bytes]:
@@ -140,18 +138,8 @@ def cut_point(buffer: bytes, limit: int, fallback: Fallback) -> int:
     return 0
 
 
-def _tail(data: bytes) -> bytes:
-    """The last line of a piece, whole or, where it is very long, its end."""
-    line = data.rfind(b"\n", 0, len(data) - 1) + 1
-    return data[max(line, len(data) - MARGIN_BYTES) :]
-
-
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def workers_for(parts: Sequence[Part]) -> int:
-    return cores() if total_bytes(parts) >= WORTH_MORE_CORES_BYTES else 1
 
 
 def total_bytes(parts: Sequence[Part]) -> int:
@@ -163,9 +151,13 @@ def each_piece(
     parts: Sequence[Part], work: Callable[[Shared, Piece], Result], shared: Shared, *, fallback: Fallback, title: str
 ) -> Generator[Result, None, None]:
     """`work(shared, piece)` for each piece, in order, by as many cores as that is worth."""
-    with progress(title, total=total_bytes(parts), unit="bytes") as advance:
-        pieces = cut(parts, fallback=fallback, advance=advance)
-        with closing(ordered_map(work, pieces, shared=shared, workers=workers_for(parts))) as results:
+    total = total_bytes(parts)
+    with progress(title, total=total, unit="bytes") as advance:
+        pieces, workers = (
+            cut(parts, fallback=fallback, advance=advance),
+            cores() if total >= WORTH_MORE_CORES_BYTES else 1,
+        )
+        with closing(ordered_map(work, pieces, shared=shared, workers=workers)) as results:
             yield from results
 
 
@@ -193,9 +185,7 @@ def ordered_map(
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
-            raise DataError(
-                "a worker process was killed, most likely for want of memory; free some and try again"
-            ) from error
+            raise DataError("a worker process was killed, most likely for want of memory; free some") from error
         finally:
             for future in waiting:
                 future.cancel()

@@ -32,9 +32,7 @@ def prepare_python(*, out: Path | str) -> Store:
     library = Path(sysconfig.get_paths()["stdlib"])
     files = python_files(library)
     if not files:
-        raise DataError(
-            f"{library} holds no Python source, so there is no python corpus here; prepare a text of your own"
-        )
+        raise DataError(f"{library} holds no Python source, so there is no such corpus; prepare a text of your own")
 
     def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
         parts: dict[str, list[Part]] = {"train": [], "valid": [], "test": []}
@@ -63,9 +61,8 @@ def python_files(library: Path) -> list[str]:
     found = []
     for place, folders, files in os.walk(library):
         # Pruned in place, so that thousands of installed packages and tests are never looked at.
-        folders[:] = [
-            name for name in folders if name not in LEFT_OUT_FOLDERS and not name.startswith(LEFT_OUT_PREFIXES)
-        ]
+        folders[:] = [name for name in folders if not name.startswith(LEFT_OUT_PREFIXES)]
+        folders[:] = [name for name in folders if name not in LEFT_OUT_FOLDERS]
         here = Path(place).relative_to(library)
         at_top = here == Path()
         found += [

@@ -108,10 +108,7 @@ ENWIK8 = Recipe(
     places=(Place(address="http://mattmahoney.net/dc/enwik8.zip", at_most=40_000_000),),
     counts=Counts(tokens=BY_POSITION, vocabulary=205),
     alternatives={
-        "newlines dropped": Counts(
-            tokens={"train": 88_982_818, "valid": 4_945_742, "test": 4_943_417},
-            vocabulary=204,
-        )
+        "newlines dropped": Counts(tokens={"train": 88_982_818, "valid": 4_945_742, "test": 4_943_417}, vocabulary=204)
     },
 )
 

@@ -14,22 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from transformer_xl.data.corpora import unpacking
 from transformer_xl.data.corpora.recipes import KnownFile
-from transformer_xl.data.corpora.unpacking import (
-    BLOCK,
-    Advance,
-    Counting,
-    Stream,
-    TarMember,
-    begins_a_tar,
-    decompressed,
-    kind_of,
-    listed_zip,
-    most_unpacked,
-    opened_member,
-    said,
-    too_large,
-)
 from transformer_xl.errors import DataError
 
 COMPRESSED_ENDINGS = (".gz", ".xz", ".bz2")
@@ -61,69 +47,64 @@ class Source:
             return self.most
         if self.known is not None:
             return self.known.most_bytes
-        return None if self.plain else most_unpacked(self.disk_bytes)
+        return None if self.plain else unpacking.most_unpacked(self.disk_bytes)
 
     @property
     def plain(self) -> bool:
-        return self.member is None and kind_of(self.path) == "plain"
+        return self.member is None and unpacking.kind_of(self.path) == "plain"
 
     @property
     def refusal(self) -> DataError:
         """What is said once it is larger."""
         if self.known is None or self.most_bytes is None:
-            return too_large(self.name, self.most_bytes or 0)
+            return unpacking.too_large(self.name, self.most_bytes or 0)
         return DataError(
             f"{self.name} is not the {self.known.name} we know: it has more than {self.most_bytes:,} bytes; bring the right file with `source=`"
         )
 
     @contextmanager
-    def open(self, *, advance: Advance | None = None) -> Iterator[Stream]:
+    def open(self, *, advance: unpacking.Advance | None = None) -> Iterator[unpacking.Stream]:
         """The text as bytes, decompressed. `advance` hears of the bytes read from disk, whose total is known beforehand."""
         with ExitStack() as opened:
-            with said(self.name):
+            with unpacking.said(self.name):
                 stream = self._unpacked(opened, advance)
-            yield Stream(stream, name=self.name, most=self.most_bytes, refusal=self.refusal)
+            yield unpacking.Stream(stream, name=self.name, most=self.most_bytes, refusal=self.refusal)
 
-    def _unpacked(self, opened: ExitStack, advance: Advance | None) -> IO[bytes]:
-        raw = opened.enter_context(Counting(self.path, advance))
+    def _unpacked(self, opened: ExitStack, advance: unpacking.Advance | None) -> IO[bytes]:
+        raw = opened.enter_context(unpacking.Counting(self.path, advance))
         if self.member is not None:
             archive = opened.enter_context(zipfile.ZipFile(raw))
-            return opened.enter_context(opened_member(archive, self.member, name=self.name))
-        buffered = opened.enter_context(io.BufferedReader(raw, BLOCK))
-        return opened.enter_context(decompressed(buffered, kind_of(self.path)))
+            return opened.enter_context(unpacking.opened_member(archive, self.member, name=self.name))
+        buffered = opened.enter_context(io.BufferedReader(raw, unpacking.BLOCK))
+        return opened.enter_context(unpacking.decompressed(buffered, unpacking.kind_of(self.path)))
 
-    def blocks(self, *, advance: Advance | None = None) -> Iterator[bytes]:
+    def blocks(self, *, advance: unpacking.Advance | None = None) -> Iterator[bytes]:
         """The whole text in blocks. A known file is verified at its end: a wrong one raises before the last block is trusted, one that is too long
         as soon as it is."""
         md5 = hashlib.md5(usedforsecurity=False)
         size = 0
         with self.open(advance=advance) as stream:
-            while block := stream.read(BLOCK):
+            while block := stream.read(unpacking.BLOCK):
                 if self.known is not None and self.known.md5:
                     md5.update(block)
                 size += len(block)
                 yield block
-        if self.known is not None:
-            self._verify(size, md5.hexdigest())
-
-    def read(self, *, advance: Advance | None = None) -> bytes:
-        return b"".join(self.blocks(advance=advance))
-
-    def _verify(self, size: int, md5: str) -> None:
-        known = self.known
-        assert known is not None
-        if known.md5 and md5 != known.md5:
+        if self.known is not None and self.known.md5 and (found := md5.hexdigest()) != self.known.md5:
             raise DataError(
-                f"{self.name} is not the {known.name} we know: its md5 is {md5} ({size:,} bytes) "
-                f"and should be {known.md5} ({known.bytes:,} bytes); bring the right file with `source=`"
+                f"{self.name} is not the {self.known.name} we know: its md5 is {found} ({size:,} bytes) "
+                f"and should be {self.known.md5} ({self.known.bytes:,} bytes); bring the right file with `source=`"
             )
+
+    def read(self, *, advance: unpacking.Advance | None = None) -> bytes:
+        return b"".join(self.blocks(advance=advance))
 
 
 def is_tar(path: Path) -> bool:
     try:
         with Source(path=path).open() as stream:
-            return begins_a_tar(stream.read(tarfile.BLOCKSIZE))
-    except DataError:
+            tarfile.TarInfo.frombuf(stream.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+            return True
+    except (DataError, tarfile.TarError):
         return False
 
 
@@ -136,27 +117,23 @@ def find_known(files: tuple[KnownFile, ...], *, source: Path, scratch: Path) -> 
     if not source.exists():
         raise DataError(f"{source} does not exist; give `source=` a file, an archive or a folder")
     if source.is_dir():
-        candidates = [found for path in sorted(source.rglob("*")) if path.is_file() for found in _inside_folder(path)]
+        candidates = []
+        for path in filter(Path.is_file, sorted(source.rglob("*"))):
+            # Only what calls itself a .zip is opened: a folder of downloads may hold anything else.
+            candidates += file_or_members(path) if path.suffix == ".zip" else [Source(path=path)]
     elif is_tar(source):
         candidates = unpack_tar(source, files=files, into=scratch)
-    elif len(files) == 1 and kind_of(source) != "zip":
+    elif len(files) == 1 and unpacking.kind_of(source) != "zip":
         return {files[0].name: [Source(path=source, known=files[0])]}
     else:
         candidates = file_or_members(source)
     return {file.name: _found(file, candidates) for file in files}
 
 
-def _inside_folder(path: Path) -> list[Source]:
-    # Only what calls itself a .zip is opened: a folder of downloads may hold anything else.
-    return file_or_members(path) if path.suffix == ".zip" else [Source(path=path)]
-
-
 def _found(known: KnownFile, candidates: list[Source]) -> list[Source]:
     found = [source for source in candidates if matches(source, known.name)]
     if len(found) > 1 and "*" not in known.name:
-        raise DataError(
-            f"{known.name} is there twice: {found[0].name} and {found[1].name}; give `source=` only one of them"
-        )
+        raise DataError(f"{known.name} is there twice: {found[0].name} and {found[1].name}; give `source=` one of them")
     return [replace(source, known=known) for source in found]
 
 
@@ -167,10 +144,10 @@ def matches(source: Source, pattern: str) -> bool:
 
 def file_or_members(path: Path) -> list[Source]:
     """One file is one source, unless it is a .zip: that is as many as it has members."""
-    if kind_of(path) != "zip":
+    if unpacking.kind_of(path) != "zip":
         return [Source(path=path)]
-    with said(str(path)), zipfile.ZipFile(path) as archive:
-        entries = listed_zip(archive, name=str(path), disk_bytes=path.stat().st_size)
+    with unpacking.said(str(path)), zipfile.ZipFile(path) as archive:
+        entries = unpacking.listed_zip(archive, name=str(path), disk_bytes=path.stat().st_size)
     return [Source(path=path, member=name) for name in sorted(entry.filename for entry in entries)]
 
 
@@ -189,19 +166,21 @@ def unpack_tar(path: Path, *, files: tuple[KnownFile, ...], into: Path) -> list[
                     f"{path} holds {name} twice, or more files of such names than were published; give `source=` the right one"
                 )
             with (into / name).open("wb") as target:
-                while block := stream.read(BLOCK):
+                while block := stream.read(unpacking.BLOCK):
                     target.write(block)
             found[name] = Source(path=into / name)
     return [found[name] for name in sorted(found)]
 
 
-def _wanted_members(packed: Stream, *, name: str, files: tuple[KnownFile, ...]) -> Iterator[tuple[str, Stream]]:
+def _wanted_members(
+    packed: unpacking.Stream, *, name: str, files: tuple[KnownFile, ...]
+) -> Iterator[tuple[str, unpacking.Stream]]:
     """The bare name of each, and its content, which must be read before the next is asked for."""
     with ExitStack() as opened:
-        with said(name):
-            archive = opened.enter_context(tarfile.open(fileobj=packed, mode="r|", tarinfo=TarMember))  # type: ignore[call-overload]
+        with unpacking.said(name):
+            archive = opened.enter_context(tarfile.open(fileobj=packed, mode="r|", tarinfo=unpacking.TarMember))  # type: ignore[call-overload]
         while True:
-            with said(name):
+            with unpacking.said(name):
                 member = archive.next()
                 archive.members = []  # it would keep every one that it has passed
                 if member is None:
@@ -211,4 +190,4 @@ def _wanted_members(packed: Stream, *, name: str, files: tuple[KnownFile, ...]) 
                 content = archive.extractfile(member) if member.isreg() and known is not None else None
             if known is not None and content is not None and bare.isprintable() and len(bare) < LONGEST_NAME:
                 inside = Source(path=Path(name), member=bare, known=known)
-                yield bare, Stream(content, name=inside.name, most=known.most_bytes, refusal=inside.refusal)
+                yield bare, unpacking.Stream(content, name=inside.name, most=known.most_bytes, refusal=inside.refusal)

@@ -186,11 +186,3 @@ class TarMember(tarfile.TarInfo):
         if member.type in TAR_HEADERS and not 0 <= member.size <= LONGEST_TAR_HEADER:
             raise tarfile.ReadError(f"it has a header of {member.size:,} bytes")
         return member
-
-
-def begins_a_tar(head: bytes) -> bool:
-    try:
-        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-    except tarfile.TarError:
-        return False
-    return True

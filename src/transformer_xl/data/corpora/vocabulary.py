@@ -40,9 +40,7 @@ def read_vocabulary(path: Path, *, specials: Sequence[str]) -> Vocabulary:
     wide = next((row for row in rows if len(row) > 2 or (len(row) == 2 and not COUNT.fullmatch(row[1]))), None)
     if not rows or wide is not None:
         what = f"a line {' '.join(wide)[:40]!r}" if wide else "no words"
-        raise DataError(
-            f"{path} is no vocabulary: it has {what} where each line should be a word, or a word and its count"
-        )
+        raise DataError(f"{path} is no vocabulary: it has {what} where a line is a word, or a word and its count")
     words = [row[0] for row in rows]
     if len(set(words)) != len(words):
         twice = Counter(words).most_common(1)[0][0]

@@ -12,14 +12,7 @@ from transformer_xl.data.corpora.recipes import Counts, Recipe
 from transformer_xl.data.corpora.sources import Source, find_known
 from transformer_xl.data.corpora.vocabulary import by_falling_frequency, read_vocabulary
 from transformer_xl.data.store import Manifest, encoded_by
-from transformer_xl.data.text.tokenizers import (
-    END_OF_LINE,
-    SENTENCE,
-    SENTENCE_UNKNOWN,
-    UNKNOWN,
-    Tokenizer,
-    WordTokenizer,
-)
+from transformer_xl.data.text import tokenizers
 from transformer_xl.errors import DataError
 
 LM1B_SHARDS = 99
@@ -31,17 +24,15 @@ def find_files(
     recipe: Recipe, place: Path, scratch: Path, wanted: tuple[str, ...], train: Sequence[Path]
 ) -> dict[str, list[Source]]:
     """Split -> its files, each known by its checksum where one is known."""
-    needed = tuple(
-        file for file in recipe.files if set(file.splits) & set(wanted) and not (train and "train" in file.splits)
-    )
+    read = {split for split in wanted if split != "train" or not train}
+    needed = tuple(file for file in recipe.files if set(file.splits) & read)
     found = find_known(needed, source=place, scratch=scratch)
     missing = [file for file in needed if not found[file.name]]
     if missing:
         have = [split for split in wanted if all(split not in file.splits for file in missing)]
         way_out = f", or prepare what is there with `splits={','.join(have)}`" if have else ""
-        raise DataError(
-            f"{place} holds no {' and no '.join(file.described for file in missing)}; bring it with `source=`{way_out}"
-        )
+        names = " and no ".join(file.described for file in missing)
+        raise DataError(f"{place} holds no {names}; bring it with `source=`{way_out}")
     files = {split: [s for file in needed if split in file.splits for s in found[file.name]] for split in wanted}
     if train:
         files["train"] = [Source(path=path) for path in train]
@@ -59,23 +50,19 @@ def own_vocabulary(recipe: Recipe, source: Path | None, wanted: tuple[str, ...])
 
 def fill_words(
     recipe: Recipe, files: dict[str, list[Source]], folder: Path, vocabulary: Path | None, *, by_hand: bool
-) -> tuple[Manifest, Tokenizer, Counts]:
+) -> tuple[Manifest, tokenizers.Tokenizer, Counts]:
     """What was written, and what must have come out."""
     parts = {split: [Part(source=source) for source in sources] for split, sources in files.items()}
     rule = BY_ARTICLE if recipe.name.startswith("wikitext") else NO_DOCUMENTS
     words = _words(recipe, parts, vocabulary)
-    tokenizer = WordTokenizer(words, marks="sentences" if recipe.name == "lm1b" else "lines")
+    tokenizer = tokenizers.WordTokenizer(words, marks="sentences" if recipe.name == "lm1b" else "lines")
     records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=rule)
     text = recipe.rule
     if recipe.name == "lm1b":
         if "train" in files:
             text += f"; {len(files['train'])} training shards{' named by hand' if by_hand else f' of {LM1B_SHARDS}'}"
-        read = (
-            f"read from {vocabulary.name}"
-            if vocabulary
-            else f"words seen at least {LM1B_MIN_COUNT} times in the training shards"
-        )
-        text += f"; vocabulary: {read}"
+        counted = f"words seen at least {LM1B_MIN_COUNT} times in the training shards"
+        text += f"; vocabulary: {f'read from {vocabulary.name}' if vocabulary else counted}"
     known = {s.known.name: s.known for sources in files.values() for s in sources if s.known is not None}
     origin = {name: f"md5:{file.md5}" if file.md5 else "no checksum known" for name, file in known.items()}
     manifest = Manifest(
@@ -95,16 +82,17 @@ def fill_words(
 def _words(recipe: Recipe, parts: dict[str, list[Part]], vocabulary: Path | None) -> list[str]:
     if recipe.name == "lm1b":
         if vocabulary is not None:
-            return read_vocabulary(vocabulary, specials=(SENTENCE, SENTENCE_UNKNOWN)).words
+            return read_vocabulary(vocabulary, specials=(tokenizers.SENTENCE, tokenizers.SENTENCE_UNKNOWN)).words
         counts = encoding.count_words(_training(recipe, parts), rule=NO_DOCUMENTS, lower=False, line_marks=False)
-        return by_falling_frequency(counts, first=(SENTENCE, SENTENCE_UNKNOWN), min_count=LM1B_MIN_COUNT)
+        return by_falling_frequency(
+            counts, first=(tokenizers.SENTENCE, tokenizers.SENTENCE_UNKNOWN), min_count=LM1B_MIN_COUNT
+        )
     if vocabulary is not None:
         return _wikitext_103_words(recipe, vocabulary)
-    counted = (
-        _training(recipe, parts) if recipe.name == "wikitext-103" else [p for split in parts.values() for p in split]
-    )
+    everything = [part for split in parts.values() for part in split]
+    counted = _training(recipe, parts) if recipe.name == "wikitext-103" else everything
     counts = encoding.count_words(counted, rule=NO_DOCUMENTS, lower=False, line_marks=True)
-    return list(counts) if recipe.name == "ptb" else by_falling_frequency(counts, first=(END_OF_LINE,))
+    return list(counts) if recipe.name == "ptb" else by_falling_frequency(counts, first=(tokenizers.END_OF_LINE,))
 
 
 def _training(recipe: Recipe, parts: dict[str, list[Part]]) -> list[Part]:
@@ -120,7 +108,7 @@ def _wikitext_103_words(recipe: Recipe, path: Path) -> list[str]:
     """A published list of words and counts leaves out `<unk>` and `<eos>`, but the totals are known, so their counts are too."""
     vocabulary = read_vocabulary(path, specials=())
     counts = Counter(vocabulary.counts or dict.fromkeys(vocabulary.words, 0))
-    if UNKNOWN not in counts:
+    if tokenizers.UNKNOWN not in counts:
         assert recipe.train_lines is not None
-        counts[UNKNOWN] = max(recipe.counts.tokens["train"] - recipe.train_lines - counts.total(), 0)
-    return by_falling_frequency(counts, first=(END_OF_LINE,))
+        counts[tokenizers.UNKNOWN] = max(recipe.counts.tokens["train"] - recipe.train_lines - counts.total(), 0)
+    return by_falling_frequency(counts, first=(tokenizers.END_OF_LINE,))

@@ -22,14 +22,12 @@ def readable(tokenizer: Tokenizer, token: int) -> str:
 
 def visible(name: str) -> str:
     """A token's text with its white space shown, and characters that would show nothing, or move others, by their number."""
-    return "".join(
-        MARKS.get(character) or (character if character.isprintable() else ascii(character)[1:-1]) for character in name
-    )
+    return "".join(MARKS.get(each) or (each if each.isprintable() else ascii(each)[1:-1]) for each in name)
 
 
 def detokenize(text: str) -> str:
     """WikiText, Penn Treebank and One Billion Word as people write: headings become Markdown's, `@-@` and its kin their sign, and spaces go where people put them."""
-    text = HEADING.sub(_heading, text)
+    text = HEADING.sub(lambda match: f"{'#' * match[1].count('=')} {match[2].strip()}", text)
     text = JOINED.sub(r"\1", text)
     text = QUOTED.sub(r'"\1"', text)
     text = APOSTROPHE.sub("'", text)
@@ -37,7 +35,3 @@ def detokenize(text: str) -> str:
     text = AFTER.sub(r"\1", text)
     lines = (re.sub(r" {2,}", " ", line).strip() for line in text.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
-
-
-def _heading(match: re.Match[str]) -> str:
-    return f"{'#' * match[1].count('=')} {match[2].strip()}"

@@ -111,9 +111,8 @@ def _whole_characters(data: bytes, *, name: str, offset: int) -> tuple[str, byte
 
 
 def _not_utf8(data: bytes, place: int, *, name: str, offset: int) -> DataError:
-    return DataError(
-        f"{name} is not UTF-8 at byte {offset + place:,} ({data[place]:#04x}); convert it, or take a model of bytes"
-    )
+    where = f"byte {offset + place:,} ({data[place]:#04x})"
+    return DataError(f"{name} is not UTF-8 at {where}; convert it, or take a model of bytes")
 
 
 def _places(tokenizer: Tokenizer, piece: str | bytes, token_P: Ids) -> Ids:

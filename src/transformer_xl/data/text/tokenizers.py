@@ -16,6 +16,7 @@ from transformer_xl.errors import DataError, suggest
 from transformer_xl.files import write_json, write_text
 
 Ids = NDArray[np.int64]
+Marks = Literal["lines", "sentences"]
 Several = TypeVar("Several", bound=Sequence[Any])
 END_OF_LINE = "<eos>"
 UNKNOWN = "<unk>"
@@ -132,9 +133,8 @@ class CharTokenizer(Tokenizer):
         ids[codes >= len(self._id_of)] = -1
         if ids.size and ids.min() < 0:
             offset = int(np.argmax(ids < 0))
-            raise DataError(
-                f"character {text[offset]!r} at offset {offset:,} is not among the {self.size:,} known characters"
-            )
+            what = f"character {text[offset]!r} at offset {offset:,}"
+            raise DataError(f"{what} is not among the {self.size:,} known characters")
         return ids
 
     def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
@@ -164,11 +164,9 @@ class WordTokenizer(Tokenizer):
 
     kind = "word"
 
-    def __init__(
-        self, words: Iterable[str], *, marks: Literal["lines", "sentences"] = "lines", lower: bool = False
-    ) -> None:
+    def __init__(self, words: Iterable[str], *, marks: Marks = "lines", lower: bool = False) -> None:
         self.words = list(words)
-        self.marks: Literal["lines", "sentences"] = marks
+        self.marks: Marks = marks
         self.lower = lower
         self.size = len(self.words)
         self._id_of = {word: id for id, word in enumerate(self.words)}
@@ -191,9 +189,8 @@ class WordTokenizer(Tokenizer):
             try:
                 return np.fromiter(map(self._id_of.__getitem__, words), dtype=np.int64, count=len(words))
             except KeyError as error:
-                raise DataError(
-                    f"the word {error.args[0]!r} is not in the vocabulary, which has no {UNKNOWN}"
-                ) from None
+                word = error.args[0]
+                raise DataError(f"the word {word!r} is not in the vocabulary, which has no {UNKNOWN}") from None
         known, unknown = self._id_of.get, self.unknown
         return np.fromiter((known(word, unknown) for word in words), dtype=np.int64, count=len(words))
 
@@ -244,9 +241,8 @@ class BytePairTokenizer(Tokenizer):
         pairs = Pairs(models.BPE())
         pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         pairs.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=size, initial_alphabet=sorted(_BYTE_OF), show_progress=show, special_tokens=[]
-        )
+        alphabet = sorted(_BYTE_OF)
+        trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=show, special_tokens=[])
         pairs.train_from_iterator((text.lower() if lower else text for text in texts), trainer=trainer)
         return cls(pairs, lower=lower)
 
@@ -335,9 +331,7 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         raise
     except Exception as error:  # tokenizers raises bare Exception
         what = f"{type(error).__name__}: {str(error)[:200]}"
-        raise DataError(
-            f"{path} is no tokenizer of ours ({what}); take that of the run or the data store again"
-        ) from error
+        raise DataError(f"{path} is no tokenizer of ours ({what}); take that of the run or store again") from error
 
 
 def _bytes_in(description: dict[str, Any], name: str) -> bytes:

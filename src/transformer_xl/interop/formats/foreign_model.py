@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
@@ -62,6 +63,12 @@ class ForeignModel:
     """Words say why it was left out; None where there was none."""
     rules: dict[str, str] = field(default_factory=dict)
     """What its code computes in another way than ours, and what became of that."""
+
+
+def momenta(ours: Mapping[str, Tensor], *, kind: str, step: int | None) -> dict[str, Tensor]:
+    """One kind of an optimiser's numbers, by our names of the parameters, each with the steps it has taken where those count."""
+    found = {f"optimiser.{kind}.{name}": value.float().contiguous() for name, value in ours.items()}
+    return found if step is None else found | {f"optimiser.step.{name}": torch.tensor(float(step)) for name in ours}
 
 
 # --- numbers that files give

@@ -10,25 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.fields import convert, read
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.config.fields import read
+from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.formats.foreign_model import ForeignModel, check_shapes, shapes_of
-from transformer_xl.interop.formats.layout import HUGGINGFACE, weights_from, weights_to
+from transformer_xl.interop.formats.layout import HUGGINGFACE, SETTINGS, refuse, settings_to, weights_from, weights_to
 
 FIELDS = {
     "vocab_size": "vocabulary",
-    "n_layer": "n_layer",
-    "d_model": "d_model",
-    "n_head": "n_head",
-    "d_head": "d_head",
-    "d_inner": "d_inner",
-    "d_embed": "d_embed",
-    "div_val": "div_val",
-    "mem_len": "memory",
-    "same_length": "same_length",
+    **SETTINGS,
     "layer_norm_epsilon": "norm_eps",
-    "dropout": "dropout",
-    "dropatt": "attention_dropout",
     "init_std": "init_std",
     "proj_init_std": "projection_init_std",
     "tie_word_embeddings": "tie_embeddings",
@@ -65,11 +55,6 @@ def model_from_huggingface(theirs: Mapping[str, Tensor], config: ModelConfig, to
             "clusters": "in the order of the paper",
         },
     )
-
-
-def config_from_saved(told: Mapping[str, Any]) -> ModelConfig:
-    config: ModelConfig = convert(ModelConfig, told.get("model"), name="model")
-    return config
 
 
 def model_from_saved(theirs: Mapping[str, Tensor], config: ModelConfig) -> ForeignModel:
@@ -112,15 +97,11 @@ def config_to_huggingface(config: ModelConfig) -> dict[str, object]:
         "model_type": "transfo-xl",
         "architectures": ["TransfoXLLMHeadModel"],
         **{theirs: getattr(config, ours) for theirs, ours in FIELDS.items()},
-        "d_embed": config.embedding_width,
-        "cutoffs": list(config.cutoffs),
-        "clamp_len": config.clamp_len or -1,
+        **settings_to(config),
         "untie_r": not config.share_biases,
         "pre_lnorm": config.norm == "pre",
-        "tie_projs": list(config.tie_projections) or [False] * config.clusters,
         "attn_type": 0,
         "adaptive": True,
-        "sample_softmax": -1,
     }
 
 
@@ -137,21 +118,9 @@ def weights_to_huggingface(ours: Mapping[str, Tensor], config: ModelConfig) -> d
 
 def _check_expressible(config: ModelConfig) -> None:
     """Refuses what TransfoXL cannot compute."""
-    widths_differ = config.embedding_width != config.d_model
-    projected = config.div_val > 1 or widths_differ
-    refused = {
+    wrong = {
         "encoding": config.encoding != "relative",
-        "final_norm": config.final_norm,
-        "neighbours": config.neighbours > 0,
-        "ngrams": bool(config.ngrams),
         "initial_memory": config.memory > 0 and config.initial_memory != "zeros",
-        "same_length_keys": config.same_length and config.same_length_keys != "memory",
-        "projections": any(config.has_projection(i) != projected for i in range(config.clusters)),
         "frequencies": config.frequencies != "float32",
-        "auxiliary_targets": config.auxiliary_targets > 0,
     }
-    for field, wrong in refused.items():
-        if wrong:
-            raise ConfigError(
-                f"model.{field}: Hugging Face's TransfoXL has no {getattr(config, field)!r}; change it, or keep the model in our own format"
-            )
+    refuse(config, whose="Hugging Face's TransfoXL", wrong=wrong)

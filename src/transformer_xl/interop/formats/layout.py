@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.interop.formats.foreign_model import check_shapes, compare_shapes, shapes_of, wanted_shapes
 from transformer_xl.model.encodings import frequencies
 
@@ -54,11 +54,13 @@ LAYER_NAMES = {
     "layers.{n}.pos_ff.layer_norm.weight": "layers.{n}.feed_forward_norm.weight",
     "layers.{n}.pos_ff.layer_norm.bias": "layers.{n}.feed_forward_norm.bias",
 }
-BIAS_NAMES = {"r_w_bias": "encoding.content_bias_PHK", "r_r_bias": "encoding.position_bias_PHK"}
-TAIL_NAMES = {
-    "crit.cluster_weight": "vocabulary.tail_weight_CE",
-    "crit.cluster_bias": "vocabulary.tail_bias_C",
+SETTINGS = {
+    **{name: name for name in ("n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "div_val")},
+    **{"same_length": "same_length", "dropout": "dropout", "dropatt": "attention_dropout", "mem_len": "memory"},
 }
+"""What the authors' code and Hugging Face's call the same, theirs to ours."""
+BIAS_NAMES = {"r_w_bias": "encoding.content_bias_PHK", "r_r_bias": "encoding.position_bias_PHK"}
+TAIL_NAMES = {"crit.cluster_weight": "vocabulary.tail_weight_CE", "crit.cluster_bias": "vocabulary.tail_bias_C"}
 
 
 def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, layout: Layout) -> dict[str, Tensor]:
@@ -82,7 +84,9 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, layout: Layo
     for name in {piece.theirs for piece in _pieces(config, layout)}:
         left.pop(name)
     compare_shapes(shapes_of(ours), wanted)
-    _check_frequencies(left.pop(layout.frequencies, None), config, layout)
+    stored, computed = left.pop(layout.frequencies, None), frequencies(config.d_model, rounded=config.frequencies)
+    if stored is not None and (stored.shape != computed.shape or not torch.allclose(stored.float(), computed)):
+        raise CheckpointError(f"{layout.frequencies} holds other numbers than the paper's; the checkpoint is damaged")
     if left:
         raise CheckpointError(
             f"{min(left)} belongs to no Transformer-XL of this configuration; is it the right one for these weights?"
@@ -96,9 +100,8 @@ def weights_to(ours: Mapping[str, Tensor], config: ModelConfig, layout: Layout) 
     theirs = {}
     if config.encoding in ("relative", "absolute"):
         theirs[layout.frequencies] = frequencies(config.d_model, rounded=config.frequencies)
-    for name, pieces in groupby(
-        sorted(_pieces(config, layout), key=lambda piece: piece.theirs), key=lambda piece: piece.theirs
-    ):
+    by_name = sorted(_pieces(config, layout), key=lambda piece: piece.theirs)
+    for name, pieces in groupby(by_name, key=lambda piece: piece.theirs):
         theirs[name] = torch.cat([piece.of_ours(ours[piece.ours]) for piece in pieces]).contiguous()
     return theirs
 
@@ -189,6 +192,37 @@ def _encoding_pieces(config: ModelConfig, layout: Layout) -> Iterator[_Piece]:
             yield _Piece(theirs=f"{at}r_emb", ours="encoding.position_NRD", turned=1, heads=heads)
 
 
+def settings_to(config: ModelConfig) -> dict[str, object]:
+    """What both are told of a model, as far as they are told the same."""
+    return {
+        **{theirs: getattr(config, ours) for theirs, ours in SETTINGS.items()},
+        "d_embed": config.embedding_width,
+        "cutoffs": list(config.cutoffs),
+        "tie_projs": list(config.tie_projections) or [False] * config.clusters,
+        "pre_lnorm": config.norm != "post",
+        "clamp_len": config.clamp_len or -1,
+        "sample_softmax": -1,
+    }
+
+
+def refuse(config: ModelConfig, *, whose: str, wrong: Mapping[str, bool]) -> None:
+    """A model that somebody's code cannot compute, by the first field that is in the way."""
+    projected = config.div_val > 1 or config.embedding_width != config.d_model
+    of_both = {
+        "final_norm": config.final_norm,
+        "neighbours": config.neighbours > 0,
+        "ngrams": bool(config.ngrams),
+        "same_length_keys": config.same_length and config.same_length_keys != "memory",
+        "projections": any(config.has_projection(i) != projected for i in range(config.clusters)),
+        "auxiliary_targets": config.auxiliary_targets > 0,
+    }
+    for field, is_wrong in {**wrong, **of_both}.items():
+        if is_wrong:
+            raise ConfigError(
+                f"model.{field}: {whose} has no {getattr(config, field)!r} in such a model; change it, or keep the model in our own format"
+            )
+
+
 def copies(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str]]:
     """Names under which they may repeat a tensor, with the tensor's own name."""
     at = layout.prefix
@@ -206,16 +240,6 @@ def copies(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 # --- refusing
-
-
-def _check_frequencies(stored: Tensor | None, config: ModelConfig, layout: Layout) -> None:
-    if stored is None:
-        return
-    computed = frequencies(config.d_model, rounded=config.frequencies)
-    if stored.shape != computed.shape or not torch.allclose(stored.float(), computed):
-        raise CheckpointError(
-            f"{layout.frequencies} holds other frequencies than the paper's; the checkpoint is damaged"
-        )
 
 
 def _check_amount(theirs: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:

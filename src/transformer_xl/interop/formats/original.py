@@ -13,35 +13,23 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.fields import read
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
+from transformer_xl.interop.formats import layout
 from transformer_xl.interop.formats.foreign_model import (
     ForeignModel,
     Lengths,
     OptimiserState,
+    momenta,
     steps_taken,
     whole,
     whole_step,
 )
-from transformer_xl.interop.formats.layout import NVIDIA, ORIGINAL, copies, weights_from, weights_to
 from transformer_xl.interop.quarantine.extraction import Contents
 
 ENCODINGS = {0: "relative", 1: "shaw_biased", 2: "absolute", 3: "per_layer"}
 """Their attn_type."""
 FIELDS = {
-    "n_token": "vocabulary",
-    "n_layer": "n_layer",
-    "n_head": "n_head",
-    "d_model": "d_model",
-    "d_head": "d_head",
-    "d_inner": "d_inner",
-    "d_embed": "d_embed",
-    "div_val": "div_val",
-    "mem_len": "memory",
-    "same_length": "same_length",
-    "cutoffs": "cutoffs",
-    "tie_weight": "tie_embeddings",
-    "tie_projs": "tie_projections",
-    "dropout": "dropout",
-    "dropatt": "attention_dropout",
+    **layout.SETTINGS,
+    **{"n_token": "vocabulary", "cutoffs": "cutoffs", "tie_weight": "tie_embeddings", "tie_projs": "tie_projections"},
 }
 SETTINGS = (*FIELDS, "attn_type", "clamp_len", "pre_lnorm")
 EPS = 1e-5
@@ -59,9 +47,9 @@ def model_from_torch(model: Contents[Tensor], *, optimiser: Contents[Tensor], le
     settings, theirs = dict(model.facts["model"]), model.tensors.get("model", {})
     if lengths.memory is not None:
         settings["mem_len"] = lengths.memory
-    keys, layout = ("memory", ORIGINAL) if model.kind == "original" else ("memory+1", NVIDIA)
+    keys, names = ("memory", layout.ORIGINAL) if model.kind == "original" else ("memory+1", layout.NVIDIA)
     config = lengths.given_to(config_from_settings(settings, theirs, same_length_keys=keys))
-    weights = weights_from(theirs, config, layout)
+    weights = layout.weights_from(theirs, config, names)
     arguments = model.facts.get("arguments", {})
     state = None
     if "optimiser" in optimiser.facts:
@@ -69,7 +57,7 @@ def model_from_torch(model: Contents[Tensor], *, optimiser: Contents[Tensor], le
             optimiser.facts["optimiser"],
             optimiser.tensors.get("optimiser", {}),
             order=settings["parameter_order"],
-            mapped=lambda momenta: weights_from(momenta, config, layout),
+            mapped=lambda tensors: layout.weights_from(tensors, config, names),
             called=arguments.get("optim"),
         )
     step = state.step if isinstance(state, OptimiserState) else steps_taken(settings.get("step", 0), "train_step")
@@ -111,9 +99,7 @@ def config_from_settings(
     if type(settings["attn_type"]) is not int or settings["attn_type"] not in ENCODINGS:
         raise CheckpointError(f"attn_type: {str(settings['attn_type'])[:20]} is unknown; there are 0, 1, 2 and 3")
     if type(settings["clamp_len"]) is not int or type(settings["pre_lnorm"]) is not bool:
-        raise CheckpointError(
-            "clamp_len or pre_lnorm of the model's settings is of another type than its code gives it"
-        )
+        raise CheckpointError("clamp_len or pre_lnorm of its settings is of another type than its code gives it")
     encoding = ENCODINGS[settings["attn_type"]]
     absolute = encoding in ("absolute", "per_layer")
     learned = weights["r_emb"].shape[1] if "r_emb" in weights and weights["r_emb"].ndim > 1 else 0
@@ -176,9 +162,7 @@ def optimiser_state(
     step = whole_step(steps.pop() if steps else 0)
     if step is None:
         return "the number of its steps is none that a training has"
-    rate, decay, momentum = (
-        _number(group, *names) for names in (("initial_lr", "lr"), ("weight_decay",), ("momentum",))
-    )
+    rate, decay, momentum = (_number(group, *name.split()) for name in ("initial_lr lr", "weight_decay", "momentum"))
     if rate is None or decay is None or momentum is None:
         return "its rate, weight decay or momentum is no number"
     found: dict[str, Tensor] = {}
@@ -190,15 +174,11 @@ def optimiser_state(
             ours = mapped(theirs)
         except TransformerXLError as error:
             return f"its {kind} does not fit the weights ({error})"
-        for parameter, value in ours.items():
-            found[f"optimiser.{kind}.{parameter}"] = value.float().contiguous()
-            if name != "sgd":
-                found[f"optimiser.step.{parameter}"] = torch.tensor(float(step))
+        found |= momenta(ours, kind=kind, step=None if name == "sgd" else step)
     if name != "sgd" and not found:
         return "it has taken no step yet"
-    return OptimiserState(
-        name=name, learning_rate=rate, weight_decay=decay, momentum=momentum, step=step, tensors=found
-    )
+    rates = {"learning_rate": rate, "weight_decay": decay, "momentum": momentum}
+    return OptimiserState(name=name, step=step, tensors=found, **rates)
 
 
 def _number(group: Mapping[str, Any], *names: str) -> float | None:
@@ -233,25 +213,22 @@ def constructor_arguments(config: ModelConfig, *, segment: int, context: int) ->
             )
     attn_type = {name: number for number, name in ENCODINGS.items()}[config.encoding]
     return {
-        **{theirs: getattr(config, ours) for theirs, ours in FIELDS.items()},
-        "d_embed": config.embedding_width,
-        "cutoffs": list(config.cutoffs),
-        "tie_projs": list(config.tie_projections) or [False] * config.clusters,
-        "pre_lnorm": config.norm != "post",
+        **layout.settings_to(config),
+        "n_token": config.vocabulary,
+        "tie_weight": config.tie_embeddings,
         "tgt_len": segment,
         "ext_len": context,
         "attn_type": attn_type,
-        "clamp_len": config.clamp_len or -1,
-        "sample_softmax": -1,
     }
 
 
 def state_to_original(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """What their `load_state_dict` takes: a tensor that they keep under several names is one tensor under each."""
-    theirs = weights_to(ours, config, ORIGINAL)
+    theirs = layout.weights_to(ours, config, layout.ORIGINAL)
     if config.frequencies == "float16":
-        theirs[ORIGINAL.frequencies] = theirs[ORIGINAL.frequencies].half()
-    for copy, source in copies(config, ORIGINAL):
+        name = layout.ORIGINAL.frequencies
+        theirs[name] = theirs[name].half()
+    for copy, source in layout.copies(config, layout.ORIGINAL):
         if copy.startswith(("crit.out_layers.", "crit.out_projs.")):
             theirs[copy] = theirs[source]
     return theirs
@@ -259,23 +236,12 @@ def state_to_original(ours: Mapping[str, Tensor], config: ModelConfig) -> dict[s
 
 def _check_expressible(config: ModelConfig) -> None:
     absolute = config.encoding in ("absolute", "per_layer")
-    projected = config.div_val > 1 or config.embedding_width != config.d_model
-    refused = {
+    wrong = {
         "encoding": config.encoding not in ENCODINGS.values(),
         "share_biases": not config.share_biases,
         "norm": config.norm not in ("post", "pre_keys" if absolute else "pre"),
-        "final_norm": config.final_norm,
-        "neighbours": config.neighbours > 0,
-        "ngrams": bool(config.ngrams),
         "norm_eps": config.norm_eps != EPS,
         "initial_memory": config.memory > 0 and config.initial_memory != "empty",
-        "same_length_keys": config.same_length and config.same_length_keys != "memory",
-        "projections": any(config.has_projection(i) != projected for i in range(config.clusters)),
         "d_model": config.encoding == "per_layer" and config.d_model != config.n_head * config.d_head,
-        "auxiliary_targets": config.auxiliary_targets > 0,
     }
-    for field, wrong in refused.items():
-        if wrong:
-            raise ConfigError(
-                f"model.{field}: the authors' code has no {getattr(config, field)!r} in such a model; change it, or keep the model in our own format"
-            )
+    layout.refuse(config, whose="the authors' code", wrong=wrong)

@@ -20,6 +20,7 @@ from transformer_xl.interop.formats.foreign_model import (
     Lengths,
     OptimiserState,
     check_shapes,
+    momenta,
     shapes_of,
     steps_taken,
     whole,
@@ -93,9 +94,7 @@ def model_variables(variables: Mapping[str, Tensor], slot: str = "") -> dict[str
     """Those of the model, or one of Adam's slots for each, without the scope they stand in."""
     scopes = {name.removesuffix("r_w_bias") for name in variables if re.search(r"(^|/)r_w_bias$", name)}
     if len(scopes) != 1:
-        raise CheckpointError(
-            "the checkpoint has no variable r_w_bias, or several; it is no Transformer-XL of the authors"
-        )
+        raise CheckpointError("the checkpoint has no variable r_w_bias, or several; it is none of the authors' models")
     scope = scopes.pop()
     inside = {name.removeprefix(scope): value for name, value in variables.items() if name.startswith(scope)}
     if slot:
@@ -107,7 +106,7 @@ def config_from_variables(variables: Mapping[str, Tensor], lengths: Mapping[str,
     """`lengths`: memory, clamp_len, same_length, and dropout rates, as fields of ours."""
     bias = _take(variables, "r_w_bias", axes=(2, 3))
     layers = len({name.split("/")[0] for name in variables if re.match(r"layer_\d+/", name)})
-    tails = _count(variables, r"adaptive_softmax/cutoff_(\d+)/b$")
+    tails = sum(bool(re.match(r"adaptive_softmax/cutoff_(\d+)/b$", name)) for name in variables)
     sizes = [_take(variables, f"adaptive_softmax/cutoff_{i}/b", axes=(1,)).shape[0] for i in range(tails)]
     sizes = sizes or [_take(variables, "adaptive_softmax/bias", axes=(1,)).shape[0]]
     one_table = "adaptive_embed/lookup_table" in variables
@@ -193,9 +192,7 @@ def _adam(variables: Mapping[str, Tensor], config: ModelConfig, step: int) -> Op
             ours = weights_from_variables(theirs, config)
         except TransformerXLError as error:
             return f"its {kind} does not fit the weights ({error})"
-        for name, value in ours.items():
-            found[f"optimiser.{kind}.{name}"] = value.float().contiguous()
-            found[f"optimiser.step.{name}"] = torch.tensor(float(step))
+        found |= momenta(ours, kind=kind, step=step)
     return OptimiserState(name="adam", step=step, tensors=found)
 
 
@@ -205,7 +202,3 @@ def _take(variables: Mapping[str, Tensor], name: str, *, axes: tuple[int, ...]) 
     if variables[name].ndim not in axes:
         raise CheckpointError(f"{name} has {variables[name].ndim} axes where {axes[0]} belong")
     return variables[name]
-
-
-def _count(variables: Mapping[str, Tensor], pattern: str) -> int:
-    return sum(bool(re.match(pattern, name)) for name in variables)

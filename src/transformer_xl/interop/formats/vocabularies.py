@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.data.text.tokenizers import (
-    END_OF_LINE,
-    SENTENCE,
-    ByteTokenizer,
-    CharTokenizer,
-    NumberTokenizer,
-    Tokenizer,
-    WordTokenizer,
-)
+from transformer_xl.data.text import tokenizers
 from transformer_xl.errors import DataError, ImportRefused
 
 CORPORA = {"wt103": "wikitext-103", "wt2": "wikitext-2"}
@@ -23,7 +15,7 @@ UNITS = {"byte": "bits_per_character", "char": "bits_per_character", "word": "pe
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignVocabulary:
-    tokenizer: Tokenizer
+    tokenizer: tokenizers.Tokenizer
     reason: str
     dataset: str | None = None
     file: Path | None = None
@@ -40,7 +32,7 @@ class ForeignVocabulary:
 
 def numbers_only(size: int) -> ForeignVocabulary:
     return ForeignVocabulary(
-        tokenizer=NumberTokenizer(size),
+        tokenizer=tokenizers.NumberTokenizer(size),
         reason="no vocabulary was found, so text is written as token numbers; import again with one to have words",
     )
 
@@ -56,19 +48,23 @@ def choose_tokenizer(facts: Mapping[str, Any], *, name: Path) -> ForeignVocabula
         if len(set(values)) == len(values):
             dropped = b"" if 10 in values else b"\n"
             reason = "its symbols are numbers of bytes" + (", the newline not among them" if dropped else "")
-            return ForeignVocabulary(tokenizer=ByteTokenizer(values, dropped=dropped), reason=reason, dataset=dataset)
+            return ForeignVocabulary(
+                tokenizer=tokenizers.ByteTokenizer(values, dropped=dropped), reason=reason, dataset=dataset
+            )
     if all(len(symbol) == 1 for symbol in symbols) and " " not in symbols:
         characters = "".join(" " if symbol == "_" else symbol for symbol in symbols)
         reason = "its symbols are single characters, _ a space"
-        return ForeignVocabulary(tokenizer=CharTokenizer(characters, lower=lower), reason=reason, dataset=dataset)
-    sentences = END_OF_LINE not in symbols and SENTENCE in symbols
+        return ForeignVocabulary(
+            tokenizer=tokenizers.CharTokenizer(characters, lower=lower), reason=reason, dataset=dataset
+        )
+    sentences = tokenizers.END_OF_LINE not in symbols and tokenizers.SENTENCE in symbols
     try:
-        tokenizer = WordTokenizer(symbols, marks="sentences" if sentences else "lines", lower=lower)
+        tokenizer = tokenizers.WordTokenizer(symbols, marks="sentences" if sentences else "lines", lower=lower)
     except DataError:
         raise ImportRefused(
-            f"{name}: the vocabulary of {len(symbols):,} words has neither {END_OF_LINE} nor {SENTENCE}, so that lines cannot be told"
+            f"{name}: the vocabulary of {len(symbols):,} words has neither {tokenizers.END_OF_LINE} nor {tokenizers.SENTENCE}, so that lines cannot be told"
         ) from None
-    mark = f"sentences between {SENTENCE}" if sentences else f"{END_OF_LINE} at the end of a line"
+    mark = f"sentences between {tokenizers.SENTENCE}" if sentences else f"{tokenizers.END_OF_LINE} at the end of a line"
     return ForeignVocabulary(tokenizer=tokenizer, reason=f"its symbols are words, {mark}", dataset=dataset)
 
 

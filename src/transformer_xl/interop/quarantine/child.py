@@ -40,15 +40,15 @@ def read_jobs(jobs: list[dict[str, str]], *, folder: Path) -> None:
         path = Path(job["path"])
         try:
             read(path, role=job["role"], folder=folder)
+            continue
         except ImportRefused as error:
-            refuse(folder, path, str(error))
-            return
+            sentence = str(error)
         except MemoryError:
-            refuse(folder, path, "reading it takes more memory than a file of its size needs")
-            return
+            sentence = "reading it takes more memory than a file of its size needs"
         except Exception as error:  # whatever a damaged file makes of us, it is the file that is refused
-            refuse(folder, path, f"no sense can be made of it ({type(error).__name__})")
-            return
+            sentence = f"no sense can be made of it ({type(error).__name__})"
+        (folder / "refused.json").write_text(json.dumps({"path": str(path), "sentence": sentence}), encoding="utf-8")
+        return
 
 
 def read(path: Path, *, role: str, folder: Path) -> None:
@@ -74,10 +74,6 @@ def _of_tensorflow(path: Path) -> tuple[dict[str, Any], dict[str, Bytes]]:
 
     variables = {f"model.{name}": tensor for name, tensor in read_bundle(path).items()}
     return {"kind": "tensorflow", "aliases": {}}, variables
-
-
-def refuse(folder: Path, path: Path, sentence: str) -> None:
-    (folder / "refused.json").write_text(json.dumps({"path": str(path), "sentence": sentence}), encoding="utf-8")
 
 
 def memory_is_limited(memory: int) -> bool:
@@ -129,8 +125,7 @@ def _copy(file: IO[bytes], tensor: Bytes, out: IO[bytes]) -> None:
         return
     left = tensor.length
     while left:
-        piece = file.read(min(CHUNK, left))
-        if not piece:
+        if not (piece := file.read(min(CHUNK, left))):
             raise ImportRefused("it became shorter while it was read")
         out.write(piece)
         left -= len(piece)

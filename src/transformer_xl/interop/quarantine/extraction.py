@@ -47,12 +47,11 @@ def extract(value: object) -> Contents[TensorPlace]:
             return Contents(kind="optimiser", facts={"optimiser": facts}, tensors={"optimiser": tensors})
         if "sym2idx" in value or "idx2sym" in value:
             return Contents(kind="vocabulary", facts={"vocabulary": vocabulary(value)})
-        if value and all(type(name) is str and isinstance(item, TensorPlace) for name, item in value.items()):
+        if value and _is_table_of_tensors(value):
             return Contents(kind="weights", tensors={"model": value})
         if "optimizer_state_dict" in value:
-            return Contents(
-                kind="optimiser", facts={"optimiser": {"left_out": "it is apex's, with weights of its own"}}
-            )
+            why = "it is apex's, with weights of its own"
+            return Contents(kind="optimiser", facts={"optimiser": {"left_out": why}})
     raise ImportRefused(f"it holds {_described(value)}: no Transformer-XL, vocabulary or optimiser that is known here")
 
 
@@ -82,7 +81,9 @@ def _original(model: Object) -> Contents[TensorPlace]:
     inner = parameters.get("layers.0.pos_ff.CoreNet.0.weight")
     facts["d_inner"] = inner.shape[0] if inner is not None and inner.shape else 0
     facts["tie_weight"] = _ties_weights(parameters)
-    facts["tie_projs"] = _tied_projections(parameters, clusters=len(facts["cutoffs"]) + 1)
+    inputs = {place for name, place in parameters.items() if name.startswith("word_emb.emb_projs.")}
+    clusters = min(len(facts["cutoffs"]) + 1, 1000)
+    facts["tie_projs"] = [parameters.get(f"crit.out_projs.{i}") in inputs for i in range(clusters)]
     first = {place: name for name, place in reversed(parameters.items())}
     facts["parameter_order"] = [name for name, place in parameters.items() if first[place] == name]
     return Contents(kind="original", facts={"model": facts}, tensors={"model": {**parameters, **buffers}})
@@ -102,15 +103,8 @@ def _ties_weights(parameters: Mapping[str, TensorPlace]) -> bool:
         if name.startswith("crit.out_layers.") and name.endswith(".weight")
     }
     if len(tied) > 1:
-        raise ImportRefused(
-            "some of its softmax tables are its embeddings and some are not, which no model here can be"
-        )
+        raise ImportRefused("some of its softmax tables are its embeddings and some not, which no model here can be")
     return tied == {True}
-
-
-def _tied_projections(parameters: Mapping[str, TensorPlace], *, clusters: int) -> list[bool]:
-    inputs = {place for name, place in parameters.items() if name.startswith("word_emb.emb_projs.")}
-    return [parameters.get(f"crit.out_projs.{i}") in inputs for i in range(min(clusters, 1000))]
 
 
 def _tensors(module: Object, kind: str, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, TensorPlace]]:
@@ -148,20 +142,20 @@ def _nvidia(value: dict[Any, Any]) -> Contents[TensorPlace]:
     state, config = value["model_state"], value["model_config"]
     if not isinstance(config, dict):
         raise ImportRefused("its model_config is no table")
-    weights = _named_tensors(state, "model_state")
+    if not _is_table_of_tensors(state):
+        raise ImportRefused("its model_state is no table of tensors")
+    weights: dict[str, TensorPlace] = state
     settings = {str(name): item for name, item in config.items() if type(item) in SCALARS}
     settings["cutoffs"] = _list(int, config.get("cutoffs"), "model_config.cutoffs")
     settings["tie_projs"] = _list(bool, config.get("tie_projs"), "model_config.tie_projs")
-    settings["parameter_order"] = [
-        name for name in weights if not name.startswith(("crit.shared_out_projs.", "pos_emb."))
-    ]
+    no_parameters = ("crit.shared_out_projs.", "pos_emb.")
+    settings["parameter_order"] = [name for name in weights if not name.startswith(no_parameters)]
     settings["step"] = value["train_step"] if type(value.get("train_step")) is int else 0
     found = Contents(kind="nvidia", facts={"model": settings}, tensors={"model": weights})
     arguments = value.get("args")
     if isinstance(arguments, Object):
-        found.facts["arguments"] = {
-            str(name): item for name, item in arguments.attributes.items() if type(item) in SCALARS
-        }
+        given = arguments.attributes.items()
+        found.facts["arguments"] = {str(name): item for name, item in given if type(item) in SCALARS}
     if value.get("vocab") is not None:
         dataset = found.facts.get("arguments", {}).get("dataset")
         named = {"dataset": dataset if type(dataset) is str else None}
@@ -171,12 +165,8 @@ def _nvidia(value: dict[Any, Any]) -> Contents[TensorPlace]:
     return found
 
 
-def _named_tensors(value: object, name: str) -> dict[str, TensorPlace]:
-    if not isinstance(value, dict) or not all(
-        type(key) is str and isinstance(item, TensorPlace) for key, item in value.items()
-    ):
-        raise ImportRefused(f"its {name} is no table of tensors")
-    return value
+def _is_table_of_tensors(value: object) -> bool:
+    return isinstance(value, dict) and all(type(k) is str and isinstance(v, TensorPlace) for k, v in value.items())
 
 
 # --- vocabularies

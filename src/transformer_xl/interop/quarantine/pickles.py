@@ -11,14 +11,14 @@ from struct import error as StructError
 from typing import Any
 
 from transformer_xl.errors import ImportRefused
-from transformer_xl.interop.quarantine.stand_ins import KEYS, Name, build, call, resolve
+from transformer_xl.interop.quarantine.stand_ins import KEYS, build, call, resolve
 
 MOST_INSTRUCTIONS = 50_000_000
 DEEPEST = 200
 """Marks open at once, and tuples within tuples: no checkpoint goes beyond twenty."""
 LONGEST_NUMBER_BYTES = 64
 
-U32, I32, U64, F64 = Struct("<I"), Struct("<i"), Struct("<Q"), Struct(">d")
+U32, I32, F64 = Struct("<I"), Struct("<i"), Struct(">d")
 BINUNICODE, SHORT_BINUNICODE, LONG_BINGET, LONG_BINPUT, MEMOIZE = 0x58, 0x8C, 0x6A, 0x72, 0x94
 BININT1, BININT2, BININT, BINGET, BINPUT, STOP = 0x4B, 0x4D, 0x4A, 0x68, 0x71, 0x2E
 PUT_AND_NEXT = Struct("<BIBI")
@@ -152,6 +152,9 @@ class _Machine:
         self.position += count
         return self.data[self.position - count : self.position]
 
+    def count(self, width: int) -> int:
+        return int.from_bytes(self.take(width), "little")
+
     def line(self) -> str:
         end = self.data.index(b"\n", self.position, self.position + 4096)
         text = self.data[self.position : end].decode("utf-8")
@@ -211,34 +214,22 @@ class _Machine:
             raise ImportRefused("it appends to something that is no list")
         target.extend(items)
 
-    def name(self) -> None:
-        self.stack.append(resolve(self.line(), self.line()))
-
     def stack_name(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
         if type(name) is not str or type(module) is not str:
             raise ImportRefused("it asks for a name that is no text")
         self.stack.append(resolve(module, name))
 
-    def reduce(self) -> None:
-        arguments, name = self.stack.pop(), self.stack.pop()
-        self.stack.append(call(name, arguments))
-
-    def new_object(self, *, keywords: bool = False) -> None:
+    def call(self, *, keywords: bool = False) -> None:
+        """Of a function, or of a class that makes an object."""
         if keywords and self.stack.pop() != {}:
             raise ImportRefused("it makes an object by keywords")
         arguments, name = self.stack.pop(), self.stack.pop()
-        if not isinstance(name, Name) or not isinstance(arguments, tuple):
-            raise ImportRefused("it makes an object of no class")
         self.stack.append(call(name, arguments))
 
     def object_since_mark(self) -> None:
         items = self.since_mark()
         self.stack.append(call(items[0], tuple(items[1:])))
-
-    def build(self) -> None:
-        state = self.stack.pop()
-        build(self.stack[-1], state)
 
     def reference(self) -> None:
         if self.persistent is None:
@@ -267,12 +258,6 @@ class _Machine:
         except UnicodeDecodeError:
             self.stack.append(value)
 
-    def put(self, index: int) -> None:
-        self.memo[index] = self.stack[-1]
-
-    def get(self, index: int) -> None:
-        self.stack.append(self.memo[index])
-
     def protocol(self) -> None:
         if self.take(1)[0] > 5:
             raise ImportRefused(f"its protocol is {self.data[self.position - 1]}, and 5 is the newest")
@@ -282,14 +267,6 @@ class _Machine:
             self.stack.pop()
         else:
             self.since_mark()
-
-    def u32(self) -> int:
-        value: int = U32.unpack(self.take(4))[0]
-        return value
-
-    def u64(self) -> int:
-        value: int = U64.unpack(self.take(8))[0]
-        return value
 
 
 INSTRUCTIONS: dict[int, Callable[[_Machine], object]] = {
@@ -304,15 +281,15 @@ INSTRUCTIONS: dict[int, Callable[[_Machine], object]] = {
     ord("L"): lambda m: m.number_line(long=True),
     ord("F"): lambda m: m.stack.append(float(m.line())),
     ord("G"): lambda m: m.stack.append(F64.unpack(m.take(8))[0]),
-    0x8A: lambda m: m.whole_number(m.take(1)[0]),
-    0x8B: lambda m: m.whole_number(m.u32()),
+    0x8A: lambda m: m.whole_number(m.count(1)),
+    0x8B: lambda m: m.whole_number(m.count(4)),
     ord("V"): lambda m: m.stack.append(m.line().encode("ascii").decode("raw_unicode_escape")),
-    0x8D: lambda m: m.stack.append(m.take(m.u64()).decode("utf-8", "surrogatepass")),
-    ord("U"): lambda m: m.old_text(m.take(1)[0]),
-    ord("T"): lambda m: m.old_text(m.u32()),
-    ord("C"): lambda m: m.stack.append(m.take(m.take(1)[0])),
-    ord("B"): lambda m: m.stack.append(m.take(m.u32())),
-    0x8E: lambda m: m.stack.append(m.take(m.u64())),
+    0x8D: lambda m: m.stack.append(m.take(m.count(8)).decode("utf-8", "surrogatepass")),
+    ord("U"): lambda m: m.old_text(m.count(1)),
+    ord("T"): lambda m: m.old_text(m.count(4)),
+    ord("C"): lambda m: m.stack.append(m.take(m.count(1))),
+    ord("B"): lambda m: m.stack.append(m.take(m.count(4))),
+    0x8E: lambda m: m.stack.append(m.take(m.count(8))),
     ord(")"): lambda m: m.stack.append(()),
     ord("t"): lambda m: m.make_tuple(m.since_mark()),
     0x85: lambda m: m.tuple_of(1),
@@ -329,16 +306,16 @@ INSTRUCTIONS: dict[int, Callable[[_Machine], object]] = {
     0x8F: lambda m: m.stack.append([]),  # a set, which nobody here needs to be one
     0x90: lambda m: m.append_items(m.since_mark()),
     0x91: _Machine.make_list,
-    ord("c"): _Machine.name,
+    ord("c"): lambda m: m.stack.append(resolve(m.line(), m.line())),
     0x93: _Machine.stack_name,
-    ord("R"): _Machine.reduce,
-    0x81: _Machine.new_object,
-    0x92: lambda m: m.new_object(keywords=True),
+    ord("R"): _Machine.call,
+    0x81: _Machine.call,
+    0x92: lambda m: m.call(keywords=True),
     ord("o"): _Machine.object_since_mark,
-    ord("b"): _Machine.build,
+    ord("b"): lambda m: build(m.stack[-2], m.stack.pop()),
     ord("Q"): _Machine.reference,
-    ord("p"): lambda m: m.put(int(m.line())),
-    ord("g"): lambda m: m.get(int(m.line())),
+    ord("p"): lambda m: m.memo.__setitem__(int(m.line()), m.stack[-1]),
+    ord("g"): lambda m: m.stack.append(m.memo[int(m.line())]),
     0x80: _Machine.protocol,
     0x95: lambda m: m.take(8),  # a frame only says how many bytes to read at once
 }

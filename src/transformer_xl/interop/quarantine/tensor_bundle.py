@@ -23,15 +23,8 @@ TABLE_MAGIC = 0xDB4775248B80FB57
 LARGEST_INDEX = 64 << 20
 MOST_VARIABLES = 100_000
 TYPES = {
-    1: "float32",
-    2: "float64",
-    3: "int32",
-    9: "int64",
-    14: "bfloat16",
-    19: "float16",
-    10: "bool",
-    4: "uint8",
-    6: "int8",
+    **{1: "float32", 2: "float64", 14: "bfloat16", 19: "float16"},
+    **{3: "int32", 4: "uint8", 6: "int8", 9: "int64", 10: "bool"},
 }
 CHECKED_AT_ONCE = 64 << 20
 POLYNOMIAL = 0x82F63B78
@@ -46,8 +39,8 @@ def read_bundle(index: Path) -> dict[str, Bytes]:
         raise ImportRefused(f"an index of {index.stat().st_size:,} bytes is larger than any checkpoint's")
     entries = dict(_table(index.read_bytes()))
     header = _fields(entries.pop(b"", b""))
-    shards = _number(header, 1, default=0)
-    if not 1 <= shards <= 1000 or _number(header, 2, default=0) != 0:
+    shards = _number(header, 1)
+    if not 1 <= shards <= 1000 or _number(header, 2) != 0:
         raise ImportRefused("the index has no header, or its numbers are not little-endian")
     prefix = str(index).removesuffix(".index")
     paths = [Path(f"{prefix}.data-{shard:05d}-of-{shards:05d}") for shard in range(shards)]
@@ -57,20 +50,21 @@ def read_bundle(index: Path) -> dict[str, Bytes]:
     sizes = [path.stat().st_size for path in paths]
     found = {}
     for key, value in entries.items():
-        name = _name(key)
-        fields = _fields(value)
-        dtype = TYPES.get(_number(fields, 1, default=0))
+        if not re.fullmatch(rb"[\x21-\x7e]{1,400}", key):
+            raise ImportRefused("a variable of it has a name that is no name")
+        name, fields = key.decode("ascii"), _fields(value)
+        dtype = TYPES.get(_number(fields, 1))
         if dtype is None:
             continue
         if 7 in fields:
             raise ImportRefused(f"{name} is stored in slices, which the authors' checkpoints are not")
         shape = _shape(fields)
-        shard, offset, size = (_number(fields, number, default=0) for number in (3, 4, 5))
+        shard, offset, size = (_number(fields, number) for number in (3, 4, 5))
         needed = DTYPES[dtype][1] * prod(shape)
         if shard >= shards or size != needed or offset + size > sizes[shard]:
             raise ImportRefused(f"{name} does not lie inside {paths[min(shard, shards - 1)].name}, or has another size")
         found[name] = Bytes(path=paths[shard], start=offset, dtype=dtype, shape=shape, length=size)
-        _check_tensor(name, found[name], _number(fields, 6, default=0))
+        _check_tensor(name, found[name], _number(fields, 6))
     if sum(tensor.length for tensor in found.values()) > sum(sizes):
         raise ImportRefused("its variables overlap")
     return dict(sorted(found.items(), key=lambda item: (str(item[1].path), item[1].start)))
@@ -156,8 +150,8 @@ def _fields(data: bytes) -> dict[int, list[int | bytes]]:
     return found
 
 
-def _number(fields: dict[int, list[int | bytes]], number: int, *, default: int) -> int:
-    value = fields.get(number, [default])[-1]
+def _number(fields: dict[int, list[int | bytes]], number: int) -> int:
+    value = fields.get(number, [0])[-1]
     if not isinstance(value, int):
         raise ImportRefused("an entry of the index has text where a number belongs")
     return value
@@ -165,7 +159,7 @@ def _number(fields: dict[int, list[int | bytes]], number: int, *, default: int) 
 
 def _shape(fields: dict[int, list[int | bytes]]) -> tuple[int, ...]:
     dimensions = [item for shape in fields.get(2, []) for item in _fields(_text(shape)).get(2, [])]
-    sizes = [_number(_fields(_text(dimension)), 1, default=0) for dimension in dimensions]
+    sizes = [_number(_fields(_text(dimension)), 1) for dimension in dimensions]
     if len(sizes) > 8 or any(size > 1 << 40 for size in sizes):
         raise ImportRefused("a variable of it has a shape that no checkpoint has")
     return tuple(sizes)
@@ -190,23 +184,15 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     raise ImportRefused("the index holds a number of more than 64 bits")
 
 
-def _name(key: bytes) -> str:
-    if not re.fullmatch(rb"[\x21-\x7e]{1,400}", key):
-        raise ImportRefused("a variable of it has a name that is no name")
-    return key.decode("ascii")
-
-
 # --- checksums
 
 
 def _check_tensor(name: str, tensor: Bytes, stored: int) -> None:
-    found = 0
-    left = tensor.length
+    found, left = 0, tensor.length
     with tensor.path.open("rb") as file:
         file.seek(tensor.start)
         while left:
-            piece = file.read(min(CHECKED_AT_ONCE, left))
-            if not piece:
+            if not (piece := file.read(min(CHECKED_AT_ONCE, left))):
                 raise ImportRefused(f"{tensor.path.name} became shorter while it was read")
             found, left = _crc32c(piece, found), left - len(piece)
     if _unmasked(stored) != found:

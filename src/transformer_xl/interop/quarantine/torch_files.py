@@ -115,7 +115,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
         raise ImportRefused("the entries of the zip archive are larger than the file")
 
 
-def _place(file: IO[bytes], entry: zipfile.ZipInfo, size: int) -> tuple[int, int]:
+def _checked_place(file: IO[bytes], entry: zipfile.ZipInfo, size: int) -> tuple[int, int]:
     if not 0 <= entry.header_offset < size:
         raise ImportRefused(f"{entry.filename} does not begin inside the file")
     file.seek(entry.header_offset)
@@ -126,21 +126,15 @@ def _place(file: IO[bytes], entry: zipfile.ZipInfo, size: int) -> tuple[int, int
     start = entry.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes
     if magic != b"PK\x03\x04" or start + entry.file_size > size:
         raise ImportRefused(f"{entry.filename} is not where the archive says it is")
-    return start, entry.file_size
-
-
-def _checked_place(file: IO[bytes], entry: zipfile.ZipInfo, size: int) -> tuple[int, int]:
-    start, length = _place(file, entry, size)
     file.seek(start)
-    found, left = 0, length
+    found, left = 0, entry.file_size
     while left:
-        piece = file.read(min(CHUNK, left))
-        if not piece:
+        if not (piece := file.read(min(CHUNK, left))):
             raise ImportRefused(f"{entry.filename} is cut short")
         found, left = zlib.crc32(piece, found), left - len(piece)
     if found != entry.CRC:
         raise ImportRefused(f"{entry.filename} is damaged: its checksum is another")
-    return start, length
+    return start, entry.file_size
 
 
 def _content(file: IO[bytes], entry: zipfile.ZipInfo, size: int) -> bytes:

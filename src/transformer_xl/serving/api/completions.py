@@ -33,13 +33,9 @@ COLDEST = 1e-4
 def text_options(body: Generation, *, seed: int, segment: int | None, keep: bool) -> TextOptions:
     stop = body.stop or ()
     temperature = 1.0 if body.temperature is None else body.temperature
+    temperature = temperature if temperature >= COLDEST else 0.0
     return TextOptions(
-        sampling=Sampling(
-            temperature=temperature if temperature >= COLDEST else 0.0,
-            top_p=body.top_p or 1.0,
-            top_k=body.top_k or 0,
-            seed=seed,
-        ),
+        sampling=Sampling(temperature=temperature, top_p=body.top_p or 1.0, top_k=body.top_k or 0, seed=seed),
         tokens=16 if body.max_tokens is None else body.max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         likeliest=body.logprobs,
@@ -145,7 +141,7 @@ class Answer:
         self._count(event)
         choice: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
         if isinstance(event, Ended):
-            yield self._line({**choice, "finish_reason": event.reason})
+            yield sse(self._body([{**choice, "finish_reason": event.reason}], usage=False))
         elif isinstance(event, Wrote):
             echo, logprobs = self._echoes[index], "null"
             if self.likeliest is not None:
@@ -154,14 +150,12 @@ class Answer:
             echo.characters += 0 if event.drawn else len(event.text)
             for place in range(index, index + event.texts):
                 told = Encoded(iter((logprobs,)))
-                yield self._line({**choice, "index": place, "text": event.text, "logprobs": told})
+                choice |= {"index": place, "text": event.text, "logprobs": told}
+                yield sse(self._body([choice], usage=False))
 
     def last_line(self) -> str:
         """How many tokens there were."""
         return sse(self._body([], usage=True))
-
-    def _line(self, choice: dict[str, Any]) -> str:
-        return sse(self._body([choice], usage=False))
 
     def _count(self, event: Event) -> None:
         assert isinstance(event, Wrote | Ended)
@@ -192,21 +186,10 @@ class Answer:
         return encoded if self.likeliest else {**encoded, "top_logprobs": None}
 
     def _body(self, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:
-        body = {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self.served.name,
-            "choices": choices,
-        }
-        if usage:
-            total = self.prompt_tokens + self.drawn
-            body["usage"] = {
-                "prompt_tokens": self.prompt_tokens,
-                "completion_tokens": self.drawn,
-                "total_tokens": total,
-            }
-        return body
+        about = {"id": self._id, "object": "text_completion", "created": self._created, "model": self.served.name}
+        given, drawn = self.prompt_tokens, self.drawn
+        counts = {"prompt_tokens": given, "completion_tokens": drawn, "total_tokens": given + drawn}
+        return {**about, "choices": choices, **({"usage": counts} if usage else {})}
 
 
 def sse(value: Any) -> str:

@@ -40,8 +40,8 @@ class Served:
         self._looker = Scheduler(f"{name}-attention", counts=self.counts, proof=self._prove)
 
     def start(self) -> None:
-        self._writer.start()
-        self._looker.start()
+        for scheduler in (self._writer, self._looker):
+            scheduler.start()
 
     def close(self) -> bool:
         """Whether all its threads have ended; one that is stuck never does."""
@@ -60,20 +60,19 @@ class Served:
         self._looker.wake()
 
     def replace_if_stuck_or_dead(self) -> None:
-        if self._writer_state() in ("stuck", "dead"):
+        writing, looking = self._states()
+        if writing in ("stuck", "dead"):
             self._writer = self._writer.replaced()
-        if self._looker_state() in ("stuck", "dead"):
+        if looking in ("stuck", "dead"):
             self._looker = self._looker.replaced()
 
     def state(self) -> State:
         """Whether it can answer, and what is wrong otherwise."""
-        return next((state for state in (self._writer_state(), self._looker_state()) if state != "ok"), "ok")
+        return next((state for state in self._states() if state != "ok"), "ok")
 
-    def _writer_state(self) -> State:
-        return self._writer.state(patience_seconds=self.limits.patience_seconds)
-
-    def _looker_state(self) -> State:
-        return self._looker.state(patience_seconds=self.limits.deadline_seconds)
+    def _states(self) -> tuple[State, State]:
+        writing = self._writer.state(patience_seconds=self.limits.patience_seconds)
+        return writing, self._looker.state(patience_seconds=self.limits.deadline_seconds)
 
     def _prove(self) -> None:
         """What every request needs: memory for one text, and a token read."""
@@ -90,8 +89,7 @@ class Served:
     @property
     def memory(self) -> int:
         """Tokens that it remembers; a recurrent model has a state instead."""
-        config = self.model.config
-        return config.memory
+        return self.model.config.memory
 
     @property
     def remembers(self) -> bool:
@@ -120,6 +118,7 @@ class Served:
     def facts(self) -> dict[str, Any]:
         config = self.model.config
         attends = not config.recurrent
+        absent = {"relative": "", "shaw_biased": "", "shaw": "cd"}.get(config.encoding or "", "bcd")
         return {
             "layers": config.n_layer,
             "heads": config.n_head,
@@ -131,15 +130,8 @@ class Served:
             "encoding": config.encoding,
             "recurrent": not attends,
             "attention": attends,
-            "terms": self._terms(),
+            "terms": [term for term in TERMS if attends and term not in absent],
         }
-
-    def _terms(self) -> list[str]:
-        config = self.model.config
-        if config.recurrent:
-            return []
-        absent = {"relative": "", "shaw_biased": "", "shaw": "cd"}.get(config.encoding or "", "bcd")
-        return [term for term in TERMS if term not in absent]
 
     # --- attention
 
@@ -162,10 +154,7 @@ class Served:
         row: Row = maps[0].rows[-1]
         marked = set(top_keys(row.probability[TOTAL]))
         return {
-            "model": self.name,
-            "position": position,
-            "layer": layer,
-            "head": head,
+            **{"model": self.name, "position": position, "layer": layer, "head": head},
             "first": row.first_key,
             "weights": row.probability[TOTAL].tolist(),
             "terms": {term: score.tolist() for term, score in row.score.items()},

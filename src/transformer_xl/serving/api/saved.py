@@ -23,10 +23,11 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from transformer_xl import files
 from transformer_xl.batching.budget import saved_bytes
 from transformer_xl.decoding import TextStream
 from transformer_xl.errors import InputError, TransformerXLError
-from transformer_xl.files import atomic_folder, clear_leftovers, put_back_all, remove_folder, write_text
+from transformer_xl.files import write_text
 from transformer_xl.inference import Reader, restore_reader
 from transformer_xl.serving.api.bodies import SESSION_NAME
 from transformer_xl.serving.api.models import Served
@@ -38,7 +39,6 @@ ENGINE, ABOUT = "engine.safetensors", "session.json"
 ABOUT_BYTES = 4096
 LOCK_SECONDS = 10.0
 """So long another server's saving is waited for."""
-POLL_SECONDS = 0.005
 PAUSE_EVERY_SECONDS = 0.1
 MOST_WAITING = 32
 """For the disk. One more is answered 429."""
@@ -99,7 +99,7 @@ class Saved:
         return await self._do(lambda: self._read(name, models))
 
     async def delete(self, name: str) -> None:
-        await self._do(lambda: self._delete(name))
+        await self._do(lambda: files.remove_folder(self._existing(name)))  # under its name it is whole to the last
 
     async def _do(self, work: Callable[[], Result]) -> Result:
         """Cancelled before its turn, it is never begun."""
@@ -108,7 +108,7 @@ class Saved:
             with self._locked():
                 found = work()
             if time.monotonic() > self._paused_at + PAUSE_EVERY_SECONDS:
-                time.sleep(2 * POLL_SECONDS)  # another server that waits has its turn, however many wait here
+                time.sleep(2 * files.POLL_SECONDS)  # another server that waits has its turn, however many wait here
                 self._paused_at = time.monotonic()
             return found
 
@@ -134,7 +134,7 @@ class Saved:
         self._check_quota(name, saved_bytes(served.model) + ABOUT_BYTES)
         place = Place.model_validate(session.text.place())
         about = About(model=served.fingerprint, memory=served.memory, text=place)
-        with atomic_folder(path) as folder:
+        with files.atomic_folder(path) as folder:
             os.chmod(folder, 0o700)
             session.reader.save(folder / ENGINE)
             write_text(folder / ABOUT, about.model_dump_json(indent=2) + "\n")
@@ -151,17 +151,16 @@ class Saved:
         if size > most_bytes:
             raise Refusal(413, f"this session takes {size:,} bytes, and all saved ones may take {most_bytes:,}")
         if (taken := sum(others.values())) + size > most_bytes:
-            raise Refusal(
-                409, f"saved sessions take {taken:,} of {most_bytes:,} bytes, and this one {size:,}; {WAY_OUT}"
-            )
+            full = f"saved sessions take {taken:,} of {most_bytes:,} bytes, and this one {size:,}"
+            raise Refusal(409, f"{full}; {WAY_OUT}")
 
     def _read(self, name: str, models: list[Served]) -> Session:
         path = self._existing(name)
         try:
-            about = About.model_validate_json(_regular(path / ABOUT, most=ABOUT_BYTES))
+            _check_regular(path / ABOUT, most=ABOUT_BYTES)
+            about = About.model_validate_json((path / ABOUT).read_bytes())
             served = _model_of(about, models)
-            if not _is_regular(path / ENGINE, most=saved_bytes(served.model)):
-                raise Refusal(409, DAMAGED)
+            _check_regular(path / ENGINE, most=saved_bytes(served.model))
             reader = restore_reader(served.model, path / ENGINE, lanes=1)
             _check_reader(reader, served)
             text = TextStream.at(served.tokenizer, about.text.model_dump())
@@ -169,15 +168,11 @@ class Saved:
             raise Refusal(409, DAMAGED) from None
         return Session(served=served, reader=reader, text=text)
 
-    def _delete(self, name: str) -> None:
-        """Under its name it is whole to the last."""
-        remove_folder(self._existing(name))
-
     def _path(self, name: str) -> Path:
         """A folder, or nothing."""
         assert re.fullmatch(SESSION_NAME, name)
         path = self._folder / name
-        if os.path.lexists(path) and not _is_folder(path):
+        if os.path.lexists(path) and not stat.S_ISDIR(os.lstat(path).st_mode):
             raise Refusal(409, "what has this name in the folder of saved sessions is none; remove it there")
         return path
 
@@ -197,7 +192,7 @@ class Saved:
 
     def _tidy(self) -> None:
         """What older servers left readable becomes private, and what killed ones left half written goes."""
-        clear_leftovers(self._folder)
+        files.clear_leftovers(self._folder)
         for name in self._sizes():
             with suppress(OSError):  # another user's
                 os.chmod(self._folder / name, 0o700)
@@ -210,29 +205,12 @@ class Saved:
         """Only one process, and one thread, at a time reads or changes the folder, where the file system has locks."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _lock(descriptor, seconds=LOCK_SECONDS)
-            put_back_all(self._folder)
+            if not files.lock(descriptor, wait=True, until=time.monotonic() + LOCK_SECONDS):
+                raise OSError(errno.EBUSY, "another server is busy with it")
+            files.put_back_all(self._folder)
             yield
         finally:
             os.close(descriptor)  # and the lock goes with it
-
-
-def _lock(descriptor: int, *, seconds: float) -> None:
-    try:
-        import fcntl
-    except ImportError:
-        return
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise OSError(errno.EBUSY, "another server is busy with it") from None
-            time.sleep(POLL_SECONDS)
-        except OSError:
-            return
 
 
 def _model_of(about: About, models: list[Served]) -> Served:
@@ -251,9 +229,8 @@ def _model_of(about: About, models: list[Served]) -> Served:
 def _check_reader(reader: Reader, served: Served) -> None:
     """It takes its place among others that read with the same model."""
     if reader.memory != served.memory:
-        raise Refusal(
-            409, f"this session's memory has {reader.memory:,} places, and its model's {served.memory:,}; save it again"
-        )
+        sizes = f"this session's memory has {reader.memory:,} places, and its model's {served.memory:,}"
+        raise Refusal(409, f"{sizes}; save it again")
     if reader.lanes != 1 or (int(reader.read_B[0]) > 0) != (reader.last_hidden_BD is not None):
         raise Refusal(409, DAMAGED)
 
@@ -262,20 +239,11 @@ def writable_by_others(folder: Path) -> bool:
     return bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def _is_folder(path: Path) -> bool:
-    return stat.S_ISDIR(os.lstat(path).st_mode)
-
-
-def _is_regular(path: Path, *, most: int) -> bool:
+def _check_regular(path: Path, *, most: int) -> None:
     """A file that is no link and no device, of no more bytes than these."""
     found = os.lstat(path)
-    return stat.S_ISREG(found.st_mode) and found.st_size <= most
-
-
-def _regular(path: Path, *, most: int) -> bytes:
-    if not _is_regular(path, most=most):
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         raise Refusal(409, DAMAGED)
-    return path.read_bytes()
 
 
 def _size(path: Path) -> int:

@@ -53,10 +53,8 @@ async def score(
 
 async def _placed(served: Served, body: Given, ticket: Ticket) -> PlacedTokens:
     """What was given, and room for an answer about it."""
-    small = len(body.tokens or body.text or "") <= SMALL
-    given, longest = await ticket.aside(
-        lambda: (placed(served.tokenizer, body), longest_name(served.tokenizer)), small=small
-    )
+    small, tokenizer = len(body.tokens or body.text or "") <= SMALL, served.tokenizer
+    given, longest = await ticket.aside(lambda: (placed(tokenizer, body), longest_name(tokenizer)), small=small)
     count = len(given.tokens)
     ticket.reserve(Extent(figures=count, kept=count, size=count * (longest + TOKEN_BYTES)))
     return given
@@ -115,9 +113,8 @@ async def attention(served: Served, body: Attention, ticket: Ticket) -> Response
     mailbox = ticket.take(served)
     given = await _placed(served, body, ticket)
     if len(given.tokens) < 2 or body.position >= len(given.tokens):
-        raise Refusal(
-            422, f"position: the text has {len(given.tokens)} tokens, and needs at least two; they count from 0"
-        )
+        count = len(given.tokens)
+        raise Refusal(422, f"position: the text has {count} tokens, and needs at least two; they count from 0")
     looking = served.looking(given.tokens, position=body.position, layer=body.layer, head=body.head)
     served.look(ReadRequest(looking, mailbox=mailbox))
     row: Any = await ticket.result(mailbox)

@@ -31,16 +31,13 @@ class Session:
     def tokens_read(self) -> int:
         return int(self.reader.read_B[0])
 
-    def memory(self) -> dict[str, int]:
-        return memory_use(self.served, self.tokens_read)
-
     def as_json(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": "session",
             "model": self.served.name,
             "tokens_read": self.tokens_read,
-            "memory": self.memory(),
+            "memory": memory_use(self.served, self.tokens_read),
             "created": self.created,
         }
 

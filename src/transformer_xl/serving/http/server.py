@@ -116,9 +116,8 @@ def serve(server: Server, *, ready: Callable[[str], None]) -> bool:
         listening.bind((host, server.config.port))
     except OSError as error:
         listening.close()
-        raise InputError(
-            f"`port=`: {server.config.port} on {host} cannot be opened ({error.strerror}); take another"
-        ) from None
+        port = server.config.port
+        raise InputError(f"`port=`: {port} on {host} cannot be opened ({error.strerror}); take another") from None
     listening.listen(BACKLOG)
     shown = f"[{host}]" if ":" in host else host
     ready(f"http://{shown}:{listening.getsockname()[1]}")
