@@ -43,7 +43,7 @@ def test_runs_are_spread_over_the_rows():
 def test_without_weights_it_is_the_model_without():
     plain, with_runs = build(memory=6), build(memory=6, **RUNS)
     with_runs.load_state_dict(plain.state_dict(), strict=False)
-    with_runs.ngrams.tables_GRE.zero_()
+    with_runs.ngrams.initialise()
     tokens = random_tokens(plain, lanes=2, length=7)
     torch.testing.assert_close(with_runs(tokens).hidden_BTD, plain(tokens).hidden_BTD, rtol=0, atol=0)
 

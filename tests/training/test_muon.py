@@ -97,6 +97,25 @@ def test_matrices_move_by_their_momentum_made_orthogonal_and_all_else_as_adamw()
     assert orthogonalised == 6 * RUN.model.n_layer
 
 
+def test_rows_of_runs_move_only_when_they_are_touched():
+    """Each by its gradient over the root of its own mean square, whatever other rows do."""
+    torch.manual_seed(0)
+    shape = replace(RUN.model, ngrams=(2, 3), ngram_rows=7, d_ngram=4)
+    model = build_model(shape).double()
+    table, optimiser = model.ngrams.tables_GRE, build_optimiser(model, RUN.training)
+    expected, square = table.detach().clone(), torch.zeros(2, 7, dtype=torch.float64)
+    for step in range(6):
+        gradient = torch.randn_like(table) * (torch.rand(2, 7, 1) < 0.4)
+        table.grad = gradient.clone()
+        set_rate(optimiser, 0.01 * (step + 1))
+        optimiser.step()
+        for order, row in torch.cartesian_prod(torch.arange(2), torch.arange(7)).tolist():
+            if gradient[order, row].any():
+                square[order, row] = 0.999 * square[order, row] + gradient[order, row].square().mean()
+                expected[order, row] -= 0.01 * (step + 1) * gradient[order, row] / square[order, row].sqrt()
+    torch.testing.assert_close(table.detach(), expected, rtol=0, atol=1e-9)
+
+
 def test_weights_without_a_gradient_stay():
     model = build_model(RUN.model)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}

@@ -43,6 +43,11 @@ VARIANTS = {
         EVERYTHING,
         training=replace(EVERYTHING.training, schedule="plateau", optimiser="sgd", momentum=0.9, learning_rate=0.1),
     ),
+    "stretches, neighbours, runs of tokens, muon": replace(
+        SMALL,
+        model=replace(SMALL.model, norm="pre", neighbours=3, ngrams=(2, 4), ngram_rows=50, d_ngram=4, dropout=0.1),
+        training=replace(SMALL.training, stretch=2, optimiser="muon", average="ema", accumulation=2, warm_up=5),
+    ),
     "recomputed layers, bf16, muon": replace(
         EVERYTHING,
         training=replace(EVERYTHING.training, checkpoint_activations=True, precision="bfloat16", optimiser="muon"),

@@ -10,8 +10,7 @@ Whoever writes in a lane hands in what differs: its sampler, what else it wants 
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -21,8 +20,7 @@ from transformer_xl.decoding.sampling import Sampler
 from transformer_xl.inference import Reader
 
 
-@dataclass(frozen=True)
-class Picked:
+class Picked(NamedTuple):
     token: int
     log_probability: float = math.nan
     """Where it was asked for, as the likeliest are."""

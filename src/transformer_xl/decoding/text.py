@@ -32,19 +32,19 @@ class TextStream:
         else:
             self._decoder.decode(tokenizer.decode_bytes(list(before)))
 
-    def push(self, token: int) -> str:
-        """What has become certain with this token."""
-        text = self._decoder.decode(self.bytes_of(token))
-        self.characters += len(text)
-        return self._released(text)
+    def push(self, *tokens: int) -> str:
+        """What has become certain with these tokens. Where there are stop strings: one at a time, or what comes after one counts as drawn."""
+        return self._released(self.read(tokens))
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Stands where pushing each of them would lead to, in one go; nothing is told, and no stop string looked for."""
+    def read(self, tokens: Sequence[int]) -> str:
+        """Stands where pushing each of them would lead to, in one go; no stop string is looked for."""
         if isinstance(self._tokenizer, WordTokenizer):
             data = b"".join(map(self.bytes_of, tokens))
         else:
             data = self._tokenizer.decode_bytes(tokens)
-        self.characters += len(self._decoder.decode(data))
+        text = self._decoder.decode(data)
+        self.characters += len(text)
+        return text
 
     def finish(self) -> str:
         """What was held back, when no more tokens come; a character that was never completed is shown as U+FFFD."""

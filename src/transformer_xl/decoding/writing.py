@@ -75,11 +75,11 @@ def write_texts(
         lanes = start_lanes(model, prompts, samplings=samplings, weights=weights)
         left = tokens
         while left and lanes:
-            for step in lanes.next_few(1 if stop else left):  # a lane that stops leaves before the next is drawn
-                for author, picked in zip(lanes.writers, step, strict=True):
-                    pieces[author.number].append(streams[author.number].push(picked.token))
-                    drawn[author.number] += 1
-                left -= 1
+            steps = lanes.next_few(1 if stop else left)  # a lane that stops leaves before the next is drawn
+            for author, *picked in zip(lanes.writers, *steps, strict=True):
+                pieces[author.number].append(streams[author.number].push(*(one.token for one in picked)))
+                drawn[author.number] += len(steps)
+            left -= len(steps)
             lanes.leave([author for author in lanes.writers if streams[author.number].stopped])
     for stream, texts in zip(streams, pieces, strict=True):
         texts.append(stream.finish())

@@ -28,7 +28,9 @@ class NgramEmbedding(nn.Module):
         self.projection = Linear(len(config.ngrams) * config.d_ngram, config.d_model, bias=False)
 
     def initialise(self) -> None:
-        nn.init.normal_(self.tables_GRE, 0.0, self.config.init_std)
+        """Runs say nothing at first; the projection lets a row of any width be heard."""
+        nn.init.zeros_(self.tables_GRE)
+        nn.init.normal_(self.projection.weight, 0.0, self.config.d_ngram**-0.5)
 
     def forward(self, tokens_BT: Tensor, recent_BP: Tensor | None) -> Tensor:
         """[B, T, D], to be added to the tokens' own. `recent_BP`: the tokens before them, NO_TOKEN where there are none; None: none at all."""

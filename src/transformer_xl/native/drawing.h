@@ -72,7 +72,10 @@ struct Drawing {
     if (c.temperature == 0) return std::max_element(score.begin(), score.end()) - score.begin();
     i64 kept = V;
     for (i64 v = 0; v < V; ++v) word[v] = v;
-    if (c.top_k > 0) {
+    if (c.top_k > 0 && c.top_p >= 1 && c.min_p <= 0) {  // which they are is enough, in whatever order
+      kept = std::min(c.top_k, V);
+      if (kept < V) std::nth_element(word.begin(), word.begin() + kept, word.end(), [&](i64 a, i64 b) { return before(a, b); });
+    } else if (c.top_k > 0) {
       const i64 count = std::min(c.top_k, V);
       std::partial_sort(word.begin(), word.begin() + count, word.end(), [&](i64 a, i64 b) { return before(a, b); });
       double sum = 0;

@@ -6,6 +6,7 @@
 // keys. Distances past the last one read the last one (the clamp).
 
 #include <optional>
+#include <thread>
 
 #include "drawing.h"
 #include "vectors.h"
@@ -402,9 +403,30 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
   add_neighbours(layer, z, head, layer.values + first, count, mixed);
 }
 
+// Threads wait for each other some twenty times for each token, a microsecond or two of work between: by turning in place, and only where that takes long by
+// leaving the processor to somebody else.
+struct Meeting {
+  static constexpr int TURNS = 4000;
+  std::atomic<int> there{0}, round{0};
+  int threads = 1;
+
+  void wait() {
+    const int now = round.load(std::memory_order_acquire);
+    if (there.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+      there.store(0, std::memory_order_relaxed);
+      round.store(now + 1, std::memory_order_release);
+      return;
+    }
+    for (int turn = 0; round.load(std::memory_order_acquire) == now; ++turn)
+      if (turn > TURNS) std::this_thread::yield();
+  }
+};
+
 // What all threads of a step share.
 template <class T>
 struct Shared {
+  Meeting meeting;
+  std::atomic<i64> next[2] = {};  // the next task of a piece of work, and of the one after it
   double eps;
   const i64* lowest;
   std::vector<T> query, mixed, added, inner;
@@ -422,6 +444,7 @@ struct Stepper {
   const i64 B, D, HK, F, K;
   const i64 group, groups;  // lanes that look back together
   Operands<T> operands;
+  int piece = 0;  // of work that is dealt out by tasks
   std::vector<T> own, prepared, scores, position, biased;  // each thread normalises for itself: cheaper than waiting for one that does it for all
   Operand<T> operand, runs;
 
@@ -454,6 +477,17 @@ struct Stepper {
     for (i64 b = 0; b < B; ++b) normalise(&own[b * D], &own[b * D], norm, bias, D, s.eps);
   }
 
+  void wait() { s.meeting.wait(); }
+
+  // Calls use(task) for tasks that nobody else has taken; then all are done.
+  template <class Use>
+  void deal(i64 tasks, const Use& use) {
+    std::atomic<i64>& next = s.next[piece++ % 2];
+    for (i64 task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) use(task);
+    wait();
+    if (omp_get_thread_num() == 0) next.store(0, std::memory_order_relaxed);  // asked for again after another meeting at the earliest
+  }
+
   template <class Use>
   void times(const Matrix<T>& matrix, i64 height, const Use& use) {
     const Share rows = share(height);
@@ -479,19 +513,18 @@ struct Stepper {
       const i64 at = row < HK ? row : row - HK;
       kept[((b * z.heads + at / K) * z.room + z.end) * K + at % K] = value;
     });
-#pragma omp barrier
-#pragma omp for schedule(dynamic, 1)
-    for (i64 task = 0; task < z.heads * groups; ++task) look(layer, task);
+    wait();
+    deal(z.heads * groups, [&](i64 task) { look(layer, task); });
     for (i64 b = 0; b < B; ++b) operands.x[b].take(&s.mixed[b * HK], HK);
     times(layer.output, D, [&](i64 b, i64 row, T value) { s.added[b * D + row] = value; });
-#pragma omp barrier
+    wait();
     join(z.pre_norm ? nullptr : layer.attention_norm, layer.attention_norm_bias);
     take(z.pre_norm ? layer.feed_norm : nullptr, layer.feed_norm_bias);
     times(layer.inner, F, [&](i64 b, i64 row, T value) { s.inner[b * F + row] = std::max(T(0), value + layer.inner_bias[row]); });
-#pragma omp barrier
+    wait();
     for (i64 b = 0; b < B; ++b) operands.x[b].take(&s.inner[b * F], F);
     times(layer.outer, D, [&](i64 b, i64 row, T value) { s.added[b * D + row] = value + layer.outer_bias[row]; });
-#pragma omp barrier
+    wait();
     join(z.pre_norm ? nullptr : layer.feed_norm, layer.feed_norm_bias);
   }
 };
@@ -526,6 +559,8 @@ Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const 
       mine.emplace(*shared, z, steps, threads);
       work.emplace(own_work());
     });
+#pragma omp master
+    shared->meeting.threads = omp_get_num_threads();
 #pragma omp barrier
     if (!memory.ran_out) {  // the same answer for all threads: whoever ran out did so before the barrier
       for (bool more = true; more; ++mine->z.end) {
@@ -622,9 +657,8 @@ Answer write(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& 
   auto draw = [&](Stepper<T>& mine, i64 step, Drawing& drawing) {
     mine.take(nullptr, nullptr);
     mine.times(words.output, V, [&](i64 b, i64 row, T value) { logits[b * V + row] = value + words.bias[row]; });
-#pragma omp barrier
-#pragma omp for schedule(dynamic, 1)
-    for (i64 b = 0; b < B; ++b) drawn[step * B + b] = drawing.draw(&logits[b * V], choices[step * B + b]);
+    mine.wait();
+    mine.deal(B, [&](i64 b) { drawn[step * B + b] = drawing.draw(&logits[b * V], choices[step * B + b]); });
     return std::all_of(drawn + step * B, drawn + (step + 1) * B, [](i64 token) { return token >= 0; });
   };
   return through_layers<T>(z, eps, layers, end, steps, hidden, lowest, threads, [&] { return Drawing(V); }, enter, draw);

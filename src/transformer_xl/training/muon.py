@@ -1,4 +1,5 @@
-"""Muon (Jordan et al. 2024): a matrix moves by its momentum made orthogonal, so that no direction is left behind; all else moves as AdamW moves it.
+"""Muon (Jordan et al. 2024): a matrix moves by its momentum made orthogonal, so that no direction is left behind; rows of runs of tokens, most of which a step
+does not touch, move when they are touched; all else moves as AdamW moves it.
 
 The step of a matrix is as large as AdamW's would be (Liu et al. 2025), so one learning rate serves both. Our own rather than torch.optim.Muon, which computes
 in bfloat16 whatever the device, leaves all that is no matrix to somebody else, and moves every matrix at every step.
@@ -31,17 +32,26 @@ WIDE = 2
 """Times as wide as high, from which on all of them are found from the small side."""
 
 
+ROW_DECAY = 0.999
+"""Of a row's mean square gradient, at each step that touches it."""
+
+
+def is_table(name: str) -> bool:
+    """Whether this parameter of a model holds rows of runs of tokens. AdamW would move each of them on by its momentum long after it was read."""
+    return name.startswith("ngrams.tables_")
+
+
 def is_matrix(name: str, weight: Tensor) -> bool:
     """Whether this parameter of a model is a matrix between activations. A table of words is not: its rows stand for themselves."""
     return weight.dim() == 2 and name.endswith(".weight") and name.startswith(("layers.", "encoding.relative_key."))
 
 
 class Muon(Optimizer):
-    """The first group is of matrices, all others are AdamW's."""
+    """The first group is of matrices, the second of tables whose rows are runs of tokens, all others are AdamW's."""
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, weight_decay: float) -> None:
-        matrices, *others = groups
-        super().__init__([matrices], {"lr": lr, "weight_decay": weight_decay})
+        matrices, tables, *others = groups
+        super().__init__([matrices, tables], {"lr": lr, "weight_decay": weight_decay})
         self.adam = AdamW(others, lr=lr, weight_decay=weight_decay, fused=True)
         self.adam.state = self.state
         self.param_groups += self.adam.param_groups
@@ -49,7 +59,10 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         self.adam.step()
-        matrices = self.param_groups[0]
+        matrices, tables = self.param_groups[:2]
+        for table in tables["params"]:
+            if table.grad is not None:
+                self._move_rows(table, rate=tables["lr"])
         rate = TURNS * matrices["lr"]
         for number, weight in enumerate(matrices["params"]):
             if weight.grad is None:
@@ -64,6 +77,17 @@ class Muon(Optimizer):
                 way = orthogonal(full(torch.lerp(weight.grad, momentum, MOMENTUM)))
                 weight.mul_(1 - rate * matrices["weight_decay"])
                 weight.add_(sharded(way, like=weight), alpha=-rate * ADAM_SIZE * math.sqrt(max(weight.shape)))
+
+    def _move_rows(self, table: Tensor, *, rate: float) -> None:
+        """Those with a gradient, each by it over the root of its own mean square."""
+        gradient, state = table.grad, self.state[table]
+        assert gradient is not None
+        if not state:
+            state["square"] = torch.zeros_like(table[..., 0])
+        square = state["square"]
+        found = gradient.square().mean(-1)
+        square.copy_(torch.where(found > 0, ROW_DECAY * square + found, square))
+        table.addcdiv_(gradient, square.sqrt().add_(1e-10)[..., None], value=-rate)
 
 
 def orthogonal(matrix_RC: Tensor) -> Tensor:

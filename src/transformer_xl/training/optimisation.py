@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transformer_xl.config import TrainingConfig
-from transformer_xl.training.muon import Muon, is_matrix
+from transformer_xl.training.muon import Muon, is_matrix, is_table
 from transformer_xl.training.ranks import full
 
 EMBEDDINGS = ("vocabulary.tables.", "vocabulary.output_tables.", "ngrams.tables_")
@@ -36,9 +36,17 @@ def build_optimiser(model: nn.Module, training: TrainingConfig) -> Optimizer:
                     sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
             return sgd
         case "muon":
-            matrices = [weight for name, weight in named if is_matrix(name, weight)]
-            groups[0]["params"] = [weight for weight in everybody if not any(weight is matrix for matrix in matrices)]
-            return Muon([{"params": matrices, "factor": 1.0}, *groups], lr=rate, weight_decay=decay)
+            parts: dict[str, list[Tensor]] = {kind: [] for kind in ("matrices", "tables", "everybody", "embeddings")}
+            for name, weight in named:
+                kind = "embeddings" if name.startswith(EMBEDDINGS) else "everybody"
+                kind = "matrices" if is_matrix(name, weight) else "tables" if is_table(name) else kind
+                parts[kind].append(weight)
+            factors = {"embeddings": training.embedding_rate_factor}
+            return Muon(
+                [{"params": weights, "factor": factors.get(kind, 1.0)} for kind, weights in parts.items()],
+                lr=rate,
+                weight_decay=decay,
+            )
 
 
 def names_of_state(name: str, weight: Tensor, *, training: TrainingConfig) -> tuple[str, ...]:
@@ -47,6 +55,8 @@ def names_of_state(name: str, weight: Tensor, *, training: TrainingConfig) -> tu
         return ("momentum_buffer",)
     if training.optimiser == "muon" and is_matrix(name, weight):
         return "step", "momentum"
+    if training.optimiser == "muon" and is_table(name):
+        return ("square",)
     return "step", "exp_avg", "exp_avg_sq"
 
 

@@ -79,7 +79,8 @@ def _kinds_of_weights(kept: Mapping[str, Mapping[str, str]], *, model: AnyModel,
     weights = kinds_of(dict(model.named_parameters()))
     wanted = {f"weights.{name}": kind for name, kind in weights.items() if averaged}
     for name, keys in kept.items():
-        wanted |= {each: Kind(torch.float32, ()) if key == "step" else weights[name] for key, each in keys.items()}
+        others = {"step": Kind(torch.float32, ()), "square": Kind(weights[name].dtype, weights[name].shape[:-1])}
+        wanted |= {each: others.get(key, weights[name]) for key, each in keys.items()}
     return wanted
 
 
@@ -128,7 +129,7 @@ def _check_optimiser(states: Mapping[str, Mapping[str, Tensor]], *, path: Path) 
     for name, state in states.items():
         for key, value in state.items():
             # The mean of squares, of which a root is taken; and a count.
-            if key in ("exp_avg_sq", "step") and value.numel() and float(value.min()) < 0:
+            if key in ("exp_avg_sq", "square", "step") and value.numel() and float(value.min()) < 0:
                 raise CheckpointError(f"{path}: optimiser.{key}.{name} is negative, which it cannot become")
 
 
