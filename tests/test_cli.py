@@ -29,11 +29,12 @@ def test_demo_goes_from_nothing_to_text(tmp_path, capsys, monkeypatch):
     """The whole demo, only shorter; its figures at full length are in docs/experiments.md."""
     monkeypatch.setattr(demo, "TEST_TOKENS", 3000)
     monkeypatch.setattr(demo, "FEWEST_STEPS", 4)
-    words = ["demo", "--run", str(tmp_path / "demo"), "--minutes", "0.001"]
+    words = ["demo", "--run", str(tmp_path / "demo"), "--minutes", "0.001", "--paper"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "order-5 Witten-Bell n-gram" in shown
     assert "this model with memory 128" in shown
+    assert "the paper's configuration, as long" in shown
     assert shown.count("  txl ") == 3
     assert (tmp_path / "demo" / "figures" / "loss.png").exists()
     assert (tmp_path / "demo" / "figures" / "sweep-test.png").exists()

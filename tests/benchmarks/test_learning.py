@@ -97,7 +97,7 @@ def test_a_recurrent_peer_is_judged_as_evaluation_judges(cell, corpus):
 
 
 @pytest.mark.parametrize("parameters", LADDER)
-@pytest.mark.parametrize("name", ["modern-byte", "tiny-byte-lstm", "tiny-byte-qrnn"])
+@pytest.mark.parametrize("name", ["bytes", "modern-byte", "tiny-byte-lstm", "tiny-byte-qrnn"])
 def test_our_models_come_in_any_size(name, parameters):
     model = sizes.resized(find_preset(name).run.model, parameters=parameters)
     assert sizes.is_near(parameter_count(model), parameters)
@@ -259,7 +259,7 @@ def test_the_command_on_toys(corpus, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "tiny models" in shown
     found = json.loads((tmp_path / "r.json").read_text())
-    assert {run["entrant"] for run in found["runs"]} == {"modern-byte", "lstm", "qrnn"}
+    assert {run["entrant"] for run in found["runs"]} == {"bytes", "lstm", "qrnn"}
     for run in found["runs"]:
         assert run["corpus"] == "clocks"
         assert sizes.is_near(run["parameters"], 40_000)

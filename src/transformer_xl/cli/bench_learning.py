@@ -90,7 +90,7 @@ def compare_and_tell(arguments: argparse.Namespace, asked: dict[str, Any], *, se
     from transformer_xl.data.store import open_store
     from transformer_xl.files import write_text
 
-    ours = (arguments.preset or "modern-byte").split(",")
+    ours = (arguments.preset or "bytes").split(",")
     peers = [name for name in (arguments.against or "lstm,qrnn").split(",") if name != "none"]
     for name in peers:
         if name not in PEERS:

@@ -27,12 +27,14 @@ MEMORIES = (0, 128, 256, 512)
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="RUN", default="runs/demo", help="the folder that everything lands in")
     parser.add_argument("--minutes", type=float, default=4.0, help="how long to train")
+    parser.add_argument("--paper", action="store_true", help="train the paper's own configuration for as long, too")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if not arguments.minutes > 0:
         raise InputError(f"--minutes: {arguments.minutes} is no time; give more than 0")
     from transformer_xl.checkpoint import RunFolder
+    from transformer_xl.checkpoint.folder import read_config
     from transformer_xl.console import progress
     from transformer_xl.evaluation import evaluate, make_rule
     from transformer_xl.evaluation.ngram import witten_bell_bits
@@ -43,19 +45,22 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = Path(arguments.run)
     store = prepared(folder / "data")
-    config = demo_config(folder, store, minutes=arguments.minutes)
-    heading(f"Training {config.training.steps} steps, about {arguments.minutes:g} minutes")
-    outcome = train_unstuck(
-        config, store=store, folder=folder, command=f"txl demo --run {folder} --minutes {arguments.minutes:g}"
-    )
-    if outcome.stopped_by is not None:
-        print(f"stopped at step {outcome.step} and saved; txl demo goes on from there", file=sys.stderr)
-        return 128 + int(outcome.stopped_by)
+    command = f"txl demo --run {folder} --minutes {arguments.minutes:g}{' --paper' * arguments.paper}"
+    runs = {"demo": folder, **({"paper-demo": folder / "paper"} if arguments.paper else {})}
+    for preset, place in runs.items():
+        config = demo_config(place, store, minutes=arguments.minutes, preset=preset)
+        which = "" if preset == "demo" else " of the paper's configuration"
+        heading(f"Training {config.training.steps} steps{which}, about {arguments.minutes:g} minutes")
+        outcome = train_unstuck(config, store=store, folder=place, command=command)
+        if outcome.stopped_by is not None:
+            print(f"stopped at step {outcome.step} and saved; txl demo goes on from there", file=sys.stderr)
+            return 128 + int(outcome.stopped_by)
+    config = read_config(RunFolder(folder).config)
 
     heading(f"Evaluating on {TEST_TOKENS:,} held-out bytes")
     loaded = load(folder)
     test = store.split("test").first(TEST_TOKENS)
-    ngram = witten_bell_bits(seen_bytes(store.split("train"), config), test.tokens, order=NGRAM_ORDER, vocabulary=256)
+    ngram = witten_bell_bits(seen_bytes(store, config), test.tokens, order=NGRAM_ORDER, vocabulary=256)
     results = []
     for memory in MEMORIES:
         rule = make_rule(loaded.model, replace(config.evaluation, memory=memory), tokens=len(test))
@@ -80,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         (f"order-{NGRAM_ORDER} Witten-Bell n-gram of the same bytes", ngram),
         ("this model without memory", without.bits_per_byte),
         (f"this model with memory {config.model.memory}", trained.bits_per_byte),
+        *(("the paper's configuration, as long", bits_of(place, test)) for place in (*runs.values(),)[1:]),
     )
     for name, bits in rows:
         print(f"  {name:<46}{bits:.3f}")
@@ -112,7 +118,16 @@ def prepared(folder: Path) -> "Store":
     return open_store(folder)
 
 
-def demo_config(folder: Path, store: "Store", *, minutes: float) -> "RunConfig":
+def bits_of(run: Path, test: "Split") -> float:
+    from transformer_xl.evaluation import evaluate, make_rule
+    from transformer_xl.library import load
+
+    loaded = load(run)
+    rule = make_rule(loaded.model, loaded.config.evaluation, tokens=len(test))
+    return evaluate(loaded.model, test, rule=rule).bits_per_byte
+
+
+def demo_config(folder: Path, store: "Store", *, minutes: float, preset: str) -> "RunConfig":
     """The preset with as many steps as fit into `minutes` on this machine; a demo that was begun keeps its number."""
     from transformer_xl.checkpoint import RunFolder
     from transformer_xl.checkpoint.folder import read_config
@@ -124,7 +139,7 @@ def demo_config(folder: Path, store: "Store", *, minutes: float) -> "RunConfig":
         return read_config(RunFolder(folder).config)
     import torch
 
-    config = find_preset("demo").run
+    config = find_preset(preset).run
     session = Session.fresh(config, store=store, device=torch.device("cpu"))
     take_step(session, session.lanes.next())  # the first is slower: memory is allocated, kernels are chosen
     started_at = time.perf_counter()
@@ -135,11 +150,18 @@ def demo_config(folder: Path, store: "Store", *, minutes: float) -> "RunConfig":
     return replace(config, training=replace(config.training, steps=steps))
 
 
-def seen_bytes(split: "Split", config: "RunConfig") -> "NDArray[np.integer]":
-    """What training has read: the beginning of every lane, or all of it after an epoch."""
+def seen_bytes(store: "Store", config: "RunConfig") -> "NDArray[np.integer]":
+    """What training has read, place after place: each of them once, or all of the text after an epoch."""
     import numpy as np
 
-    training = config.training
-    length = len(split) // training.lanes
-    read = min(length, training.steps * training.segment + 1)
-    return np.concatenate([split.tokens[lane * length : lane * length + read] for lane in range(training.lanes)])
+    from transformer_xl.training.session import lanes_of
+
+    lanes, places, parts = lanes_of(config, store), [], []
+    for _ in range(config.training.steps):
+        parts.append(lanes.next().tokens)
+        if lanes.at_start:
+            places.append(np.concatenate(parts, axis=1).reshape(-1))
+            parts = []
+        if lanes.epoch:
+            return np.asarray(store.split("train").tokens)
+    return np.concatenate([*places, *(np.concatenate(parts, axis=1).reshape(-1) for _ in parts[:1])])

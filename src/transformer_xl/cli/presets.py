@@ -1,4 +1,4 @@
-"""The models of the paper, and a few for small machines: exact parameter counts, training and evaluation lengths, the paper's figures, and where each number comes from.
+"""Which preset? Below the table, by purpose. The models of the paper, and a few for small machines: exact parameter counts, training and evaluation lengths, the paper's figures, and where each number comes from.
 
     txl presets --memory                                  (what a training step takes, estimated)
     txl presets --memory --device cuda --devices 8        (with the lanes dealt to eight devices)
@@ -108,3 +108,9 @@ def print_table(counts: dict[str, int]) -> None:
     for preset in PRESETS:
         if preset.note:
             print(f"{preset.name}: {preset.note}.")
+    print("\nWhich preset? On a few cores, by what you have:")
+    for preset in PRESETS:
+        if preset.purpose:
+            names = " or ".join((preset.name, *preset.aliases))
+            print(f"  {names:<24}{preset.purpose}")
+    print(f"  {'one of the paper':<24}by its own name, above: those are for GPUs and days")

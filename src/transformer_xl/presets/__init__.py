@@ -17,6 +17,7 @@ PRESETS: tuple[Preset, ...] = (*PAPER, *SMALL, *MODERN)
 
 def find_preset(name: str) -> Preset:
     for preset in PRESETS:
-        if preset.name == name:
+        if name in (preset.name, *preset.aliases):
             return preset
-    raise ConfigError(f"no preset {name}{suggest(name, [preset.name for preset in PRESETS])}")
+    known = [known for preset in PRESETS for known in (preset.name, *preset.aliases)]
+    raise ConfigError(f"no preset {name}{suggest(name, known)}")

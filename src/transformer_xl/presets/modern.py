@@ -5,7 +5,7 @@ docs/experiments.md has the comparison, what was tried and left out, and how lon
 
 from dataclasses import replace
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config import EvaluationConfig, ModelConfig, RunConfig, TrainingConfig
 from transformer_xl.presets.preset import Preset, sized
 from transformer_xl.presets.small import TINY_BYTE, TINY_WORD
 
@@ -16,7 +16,53 @@ def _modern(run: RunConfig, **training: object) -> RunConfig:
     return replace(run, training=replace(run.training, optimiser="muon", learning_rate=1e-2, warm_up=100, **training))  # type: ignore[arg-type]
 
 
+BYTES = RunConfig(
+    model=ModelConfig(
+        vocabulary=256,
+        n_layer=2,
+        d_model=192,
+        n_head=6,
+        d_head=32,
+        d_inner=768,
+        memory=128,
+        norm="pre",
+        final_norm=True,
+        tie_embeddings=False,
+        neighbours=4,
+        ngrams=(2, 3, 4, 5),
+        ngram_rows=1 << 16,
+        d_ngram=16,
+        init_std=0.02,
+    ),
+    training=TrainingConfig(
+        segment=64,
+        stretch=8,
+        lanes=32,
+        steps=2700,
+        optimiser="muon",
+        learning_rate=1e-2,
+        warm_up=100,
+        schedule_rule="tensorflow",
+        average="ema",
+        average_decay=0.99,
+        validate_every=0,
+        validation_tokens=50_000,
+        save_every=500,
+        log_every=10,
+    ),
+    evaluation=EvaluationConfig(segment=64, memory=128),
+)
+
 MODERN: tuple[Preset, ...] = (
+    Preset(
+        name="bytes",
+        aliases=("demo",),
+        purpose="bytes of any text, in minutes; what txl demo trains",
+        corpus="python",
+        provenance="own",
+        note="memory and relative encoding as in the paper, with neighbours, runs of tokens, stretches and Muon; docs/experiments.md has its figures",
+        run=BYTES,
+    ),
     Preset(
         name="modern-byte",
         corpus="enwik8",
@@ -28,6 +74,8 @@ MODERN: tuple[Preset, ...] = (
         name="modern-word",
         corpus="ptb",
         provenance="own",
+        aliases=("words",),
+        purpose="words of a text of a few megabytes, in minutes",
         note="words in four minutes on two cores, tiny-word's sizes with pre-norm and Muon; docs/experiments.md compares them",
         run=_modern(
             sized(TINY_WORD, dropout=0.0, embedding_dropout=0.0, init_std=0.02),

@@ -9,6 +9,10 @@ from transformer_xl.config import RunConfig
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     name: str
+    aliases: tuple[str, ...] = ()
+    """Names that it had, or goes by elsewhere."""
+    purpose: str = ""
+    """For whom, where a person may choose it by that."""
     corpus: str
     table: str = ""
     """Where the paper reports it."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, RunConfig, TrainingConfig
 from transformer_xl.presets.preset import Preset, sized
 
-_demo = RunConfig(
+_paper_demo = RunConfig(
     model=ModelConfig(vocabulary=256, n_layer=4, d_model=192, n_head=6, d_head=32, d_inner=768, memory=128),
     training=TrainingConfig(
         segment=128,
@@ -23,9 +23,9 @@ _demo = RunConfig(
 )
 # Many short lanes and an average of the weights: with few lanes the weights follow the places being read.
 TINY_BYTE = RunConfig(
-    model=replace(_demo.model, vocabulary=205),
+    model=replace(_paper_demo.model, vocabulary=205),
     training=replace(
-        _demo.training,
+        _paper_demo.training,
         segment=64,
         lanes=32,
         steps=2450,
@@ -111,11 +111,11 @@ def _bytes(run: RunConfig, **sizes: object) -> RunConfig:
 
 SMALL: tuple[Preset, ...] = (
     Preset(
-        name="demo",
+        name="paper-demo",
         corpus="python",
         provenance="own",
-        note="what txl demo trains, in minutes",
-        run=_demo,
+        note="the paper's own layer and optimiser at the size of the demo; txl demo --paper trains it beside",
+        run=_paper_demo,
     ),
     Preset(
         name="tiny-byte",

@@ -85,7 +85,7 @@ class Session:
             wrapped=wrapped,
             optimiser=build_optimiser(model, config.training),
             scaler=GradScaler(device.type, enabled=config.training.precision == "float16"),
-            lanes=_lanes(config, store),
+            lanes=lanes_of(config, store),
             average=Average(config.training),
             frequencies=Frequencies(store.split("train"), vocabulary=config.model.vocabulary),
             data=store.fingerprint(),
@@ -220,7 +220,8 @@ def _joined(memories: list[AnyMemory]) -> AnyMemory:
     return type(memories[0]).from_tensors(named)
 
 
-def _lanes(config: RunConfig, store: Store) -> Lanes | SentenceLanes:
+def lanes_of(config: RunConfig, store: Store) -> Lanes | SentenceLanes:
+    """The text as this configuration reads it."""
     training, train = config.training, store.split("train")
     how: dict[str, Any] = {"lanes": training.lanes, "segment": training.segment, "context": training.context}
     how |= {"variable": training.variable_segments, "seed": training.seed}

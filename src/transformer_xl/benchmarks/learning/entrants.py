@@ -123,7 +123,7 @@ def _is_file(name: str) -> bool:
 def _run_of(name: str) -> RunConfig:
     if _is_file(name):
         return resolve(None, vocabulary=VOCABULARY, files=[Path(name)], words={})
-    names = [preset.name for preset in PRESETS]
+    names = [known for preset in PRESETS for known in (preset.name, *preset.aliases)]
     if name not in names:
         raise ConfigError(f"nobody called {name} can take part{suggest(name, [*PEERS, *names])}")
     return resolve(find_preset(name).run, vocabulary=VOCABULARY, files=[], words={})

@@ -70,6 +70,15 @@ def x_transformers_count(layers: int, width: int, inner: int) -> int:
     return 2 * VOCABULARY * width + layers * (4 * width * width + 2 * width * inner + 2 * width) + width
 
 
+def _table_rows(model: ModelConfig, parameters: int) -> tuple[int, int]:
+    """Rows for runs of tokens, which take at most half of the parameters; and what is left for the network."""
+    if not model.ngrams:
+        return 0, parameters
+    of_a_row = len(model.ngrams) * model.d_ngram
+    rows = max(1, min(model.ngram_rows, 1 << int(math.log2(max(1, parameters // (2 * of_a_row))))))
+    return rows, parameters - rows * of_a_row
+
+
 def resized(model: ModelConfig | RecurrentConfig, *, parameters: int) -> ModelConfig | RecurrentConfig:
     """Our model with so many parameters: as it is where it has them, else narrower or wider, and a Transformer-XL with other layers."""
     if is_near(parameter_count(model), parameters):
@@ -87,9 +96,11 @@ def resized(model: ModelConfig | RecurrentConfig, *, parameters: int) -> ModelCo
         )
         return with_hidden(width, inner)
 
+    rows, network = _table_rows(model, parameters)
+
     def with_widths(width: int, inner: int) -> ModelConfig:
         sizes = {"d_model": width, "n_head": max(1, width // model.d_head), "d_inner": inner}
-        return replace(model, n_layer=layers_for(parameters), **sizes)  # type: ignore[arg-type]
+        return replace(model, n_layer=layers_for(network), ngram_rows=rows, **sizes)  # type: ignore[arg-type]
 
     width, inner = fitted(
         lambda width, inner: parameter_count(with_widths(width, inner)),
