@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformer_xl.config import RunConfig
     from transformer_xl.data.store import Split, Store
 
-CALIBRATION_STEPS = 6
-FEWEST_STEPS, MOST_STEPS = 100, 4000
+WARM_UP_STEPS, CALIBRATION_STEPS = 8, 16
+FEWEST_STEPS, MOST_STEPS = 100, 100_000
 TEST_TOKENS = 200_000
 NGRAM_ORDER = 5
 MEMORIES = (0, 128, 256, 512)
@@ -141,9 +141,11 @@ def demo_config(folder: Path, store: "Store", *, minutes: float, preset: str) ->
 
     config = find_preset(preset).run
     session = Session.fresh(config, store=store, device=torch.device("cpu"))
-    take_step(session, session.lanes.next())  # the first is slower: memory is allocated, kernels are chosen
-    started_at = time.perf_counter()
-    for _ in range(CALIBRATION_STEPS):
+    for number in range(WARM_UP_STEPS + CALIBRATION_STEPS):
+        if number == WARM_UP_STEPS:  # those before are slower: memory is allocated, kernels are chosen
+            started_at = time.perf_counter()
+        if session.lanes.at_start:
+            session.memories = [None]
         take_step(session, session.lanes.next())
     steps_per_minute = CALIBRATION_STEPS / (time.perf_counter() - started_at) * 60
     steps = max(FEWEST_STEPS, min(MOST_STEPS, int(steps_per_minute * minutes)))
