@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.benchmarks import children, environment, measuring, serving, versions
+from transformer_xl.benchmarks import children, environment, measuring, versions
 from transformer_xl.benchmarks.children import BenchmarkError, Child, Run, take_turns
 from transformer_xl.benchmarks.entrants import entrants_of
 from transformer_xl.benchmarks.training import largest_difference
@@ -36,8 +36,7 @@ KEYS = {
 def beside_other_tests(monkeypatch):
     """One thread, and a round that others disturbed is not run again: nothing here depends on a few per cent of speed."""
     monkeypatch.setattr(children, "cores", lambda: 1)
-    for module in (children, serving):
-        monkeypatch.setattr(module, "DISTURBED_SHARE", math.inf)
+    monkeypatch.setattr(children, "DISTURBED_SHARE", math.inf)
 
 
 def bench(capsys, *words: str) -> dict:

@@ -79,5 +79,17 @@ def test_other_types_few_rows_and_autocast_stay_with_torch(onednn: None, monkeyp
 )
 def test_it_is_asked_by_processor(monkeypatch: pytest.MonkeyPatch, capability: str, about: str, asked: bool) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr("pathlib.Path.read_text", lambda *_: about)
+    monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: about)
     assert (products._onednn.__wrapped__() is not None) == (asked and torch.backends.mkldnn.is_available())
+
+
+def test_text_of_any_length_asks_for_few_shapes(onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shape is a program that is made and kept: a session fed in pieces of all lengths must not gather them."""
+    asked = []
+    apply = products._Linear.apply
+    monkeypatch.setattr(products._Linear, "apply", lambda *given: (asked.append(len(given[0])), apply(*given))[1])
+    weight = drawn(4, 8, dtype=torch.float32)
+    with torch.no_grad():
+        for length in range(1, 200):
+            products.linear(drawn(length, 8, dtype=torch.float32), weight)
+    assert asked == [64, 128, 192]

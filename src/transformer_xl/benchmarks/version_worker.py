@@ -17,6 +17,18 @@ import transformer_xl as txl
 
 
 class Version:
+    def make(self, run: str, data: str, layers: int) -> dict[str, Any]:
+        """The demo's model after a few steps."""
+        from transformer_xl.data.store import open_store
+        from transformer_xl.presets import find_preset
+        from transformer_xl.training import train
+
+        config = find_preset("demo").run
+        training = replace(config.training, steps=3, validate_every=0)
+        model = replace(config.model, n_layer=layers)
+        train(replace(config, model=model, training=training), store=open_store(Path(data)), folder=Path(run))
+        return {}
+
     def open(self, run: str, data: str) -> dict[str, Any]:
         """Texts and losses are told, so that versions can be compared before they are timed."""
         self.loaded, self.data = txl.load(run), data

@@ -1,8 +1,5 @@
 """This version beside another one, in turns: the demo's model writes, evaluates and trains. Both must first write the same texts and find the same loss."""
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -45,10 +42,14 @@ def compare_versions(other: Path, *, rounds: int, scale: str) -> list[VersionRow
     worker = Path(__file__).with_name("version_worker.py")
     steps = STEPS if scale == "full" else TINY
     with tempfile.TemporaryDirectory(prefix="txl-versions-") as name:
-        run, data = _demo(Path(name), source=source, scale=scale)
+        text, data, run = (Path(name) / part for part in ("text.txt", "store", "run"))
+        text.write_bytes(b"".join(path.read_bytes() for path in sorted(HERE.rglob("*.py"))))
+        prepare_own_text([text], out=data, settings=OwnText())
         sources = {"here": HERE, "before": source}
         starts = {who: partial(Child, who, worker=worker, source=place) for who, place in sources.items()}
         with all_ready(starts) as versions:
+            # Speed does not depend on what it has learned. Made by the other version: what an older one has written, a newer one reads.
+            versions["before"].ask("make", run=str(run), data=str(data), layers=2 if scale == "tiny" else 4)
             said = [child.ask("open", run=str(run), data=str(data)) for child in versions.values()]
             if not _same(*said):
                 raise BenchmarkError(f"the two versions do not compute the same: {said[0]} here, {said[1]} in {other}")
@@ -69,20 +70,6 @@ def compare_versions(other: Path, *, rounds: int, scale: str) -> list[VersionRow
                         )
                     )
     return rows
-
-
-def _demo(folder: Path, *, source: Path, scale: str) -> tuple[Path, Path]:
-    """The demo's model after a few steps, and its data: speed does not depend on what it has learned. Made by the other version: what an older one has
-    written, a newer one reads."""
-    text, data, run = folder / "text.txt", folder / "store", folder / "run"
-    text.write_bytes(b"".join(path.read_bytes() for path in sorted(HERE.rglob("*.py"))))
-    prepare_own_text([text], out=data, settings=OwnText())
-    words = ["--training.steps", "3", "--training.validate_every", "0", *(["--model.n_layer", "2"] * (scale == "tiny"))]
-    command = [sys.executable, "-m", "transformer_xl", "train", "demo", "--data", str(data), "--run", str(run), *words]
-    made = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(source)}, capture_output=True, text=True)
-    if made.returncode:
-        raise BenchmarkError(f"the other version could not train its demo: {made.stderr.strip()[-300:]}")
-    return run, data
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

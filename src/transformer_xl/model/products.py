@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 FEW_ROWS = 16
 """Up to so many, asking costs more than the product."""
+WHOLE_ROWS = 64
+"""oneDNN makes a program for every shape it meets, and keeps it. Training meets a few; who reads text of any length asks it for multiples of this alone."""
 
 
 @cache
@@ -24,7 +26,7 @@ def _onednn() -> Any:
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch._C._has_mkldnn:
         return None
     try:
-        about = Path("/proc/cpuinfo").read_text()
+        about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     if "vendor_id" not in about or "GenuineIntel" in about:
@@ -42,7 +44,8 @@ def _asks_onednn(x: Tensor, weight_OI: Tensor) -> bool:
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """As F.linear, up to the rounding of float32."""
-    if not _asks_onednn(x, weight_OI):
+    any_length = not torch.is_grad_enabled() and x.numel() % (WHOLE_ROWS * x.shape[-1])
+    if any_length or not _asks_onednn(x, weight_OI):
         return F.linear(x, weight_OI, bias_O)
     result: Tensor = _Linear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
     return result

@@ -13,6 +13,7 @@ TOLERANCE = 0.03
 """How far from the count asked for an entrant may be."""
 HEAD = 32
 INNER_STEP = 8
+SMALLEST_NETWORK = 100_000
 WIDEST_INNER = 64
 """Times the width."""
 
@@ -97,6 +98,8 @@ def resized(model: ModelConfig | RecurrentConfig, *, parameters: int) -> ModelCo
         return with_hidden(width, inner)
 
     rows, network = _table_rows(model, parameters)
+    if rows > 1 and network < SMALLEST_NETWORK:  # a toy: hardly any rows
+        rows, network = 1, parameters
 
     def with_widths(width: int, inner: int) -> ModelConfig:
         sizes = {"d_model": width, "n_head": max(1, width // model.d_head), "d_inner": inner}
