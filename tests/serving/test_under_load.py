@@ -189,7 +189,7 @@ def breaking(monkeypatch):
     read, write = Engine.read, Engine.write
 
     def arm(how: str, where: str) -> list[str]:
-        def breaks_below_python(self: Engine, tokens: list[int], choices: object) -> list[int]:
+        def breaks_below_python(self: Engine, tokens: list[int], choices: object, steps: int = 1) -> list[list[int]]:
             wrong = where == "text" and bool((self.read_B == LENGTH + 5).any())
             if wrong:
                 broken.append(f"{len(tokens)} lanes")
@@ -202,7 +202,7 @@ def breaking(monkeypatch):
             if wrong and how == "no numbers":
                 bias_V[0] = float("nan")
             try:
-                return write(self, tokens, choices)
+                return write(self, tokens, choices, steps)
             finally:
                 bias_V.copy_(whole)
 
