@@ -35,7 +35,7 @@ test-soak: $(READY)
 
 # The kernels' tests with every access and every piece of arithmetic of the kernels watched (several times slower). Python and torch are not built
 # so, hence the runtimes are loaded first, and leaks, which would be Python's, are not counted.
-SANITIZED = tests/native tests/inference tests/model tests/decoding/test_generation.py
+SANITIZED = tests/native tests/inference tests/model tests/decoding/test_generation.py tests/decoding/test_writing.py
 test-sanitizers: $(READY)
 	TXL_SANITIZE=address,undefined OMP_NUM_THREADS=2 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \

@@ -446,7 +446,7 @@ struct Stepper {
   Operands<T> operands;
   int piece = 0;  // of work that is dealt out by tasks
   std::vector<T> own, prepared, scores, position, biased;  // each thread normalises for itself: cheaper than waiting for one that does it for all
-  Operand<T> operand, runs;
+  Operand<T> operand;
 
   Stepper(Shared<T>& s, const Sizes& sizes, i64 steps, int threads)
       : s(s), z(sizes), B(z.lanes), D(z.model), HK(z.heads * z.width), F(z.inner), K(z.width),
@@ -542,7 +542,7 @@ struct Norm {  // null: none
 
 // `steps` tokens of each lane through all layers, one after the other, the first kept at z.end. hidden: [B, D], the last layer's output for the last of
 // them, normalised where the model ends in a norm. `lowest`: the first kept position of each lane that is real and seen. Every thread makes what it needs with
-// `own_work()`, fills `stepper.own` with embeddings in `enter(stepper, step)`, and says in `after(stepper, step, work)` whether to go on, all the same.
+// `own_work()`, fills `stepper.own` with embeddings in `enter(stepper, step, work)`, and says in `after(stepper, step, work)` whether to go on, all the same.
 template <class T, class OwnWork, class Enter, class After>
 Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, i64 steps, T* hidden, const i64* lowest,
                       int threads, const OwnWork& own_work, const Enter& enter, const After& after) {
@@ -565,7 +565,7 @@ Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const 
     if (!memory.ran_out) {  // the same answer for all threads: whoever ran out did so before the barrier
       for (bool more = true; more; ++mine->z.end) {
         const i64 step = mine->z.end - z.end;
-        enter(*mine, step);
+        enter(*mine, step, *work);
         for (i64 n = 0; n < z.layers; ++n) mine->through(layers[n]);
         if (end.weight) mine->normalise_own(end.weight, end.bias);
         more = after(*mine, step, *work) && step + 1 < steps;
@@ -580,7 +580,7 @@ Answer through_layers(const Sizes& z, double eps, const Layer<T>* layers, const 
 template <class T>
 Answer step(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& end, T* hidden, const i64* lowest, int threads) {
   struct Nothing {};
-  auto enter = [&](Stepper<T>& mine, i64) { std::copy(hidden, hidden + z.lanes * z.model, mine.own.begin()); };
+  auto enter = [&](Stepper<T>& mine, i64, Nothing&) { std::copy(hidden, hidden + z.lanes * z.model, mine.own.begin()); };
   return through_layers<T>(
       z, eps, layers, end, 1, hidden, lowest, threads, [] { return Nothing{}; }, enter,
       [](Stepper<T>&, i64, Nothing&) { return true; });
@@ -611,23 +611,32 @@ inline i64 row_of_run(i64 hash, i64 rows) {
   return (hash ^ (hash >> 15)) % rows;
 }
 
+// One thread's room for writing: for the words of a draw, and for the rows of a token's runs.
+template <class T>
+struct Desk {
+  Drawing drawing;
+  std::vector<T> rows;
+  Operand<T> runs;
+
+  Desk(i64 vocabulary, const Ngrams<T>& ngrams) : drawing(vocabulary), rows(ngrams.count * ngrams.width) {
+    runs.values.reserve(rows.size());
+  }
+};
+
 // Adds what the runs that end at a token give it. token_back(i): the one i before it, -1 where there is none.
 template <class T, class TokenBack>
-void add_runs(const Ngrams<T>& g, const TokenBack& token_back, i64 D, T scale, Operand<T>& found, T* to) {
+void add_runs(const Ngrams<T>& g, const TokenBack& token_back, i64 D, T scale, Desk<T>& desk, T* to) {
   i64 hash = 0, order = 0;
-  found.size = g.count * g.width;
-  found.values.resize(found.size);
   for (i64 back = 0; back < g.longest; ++back) {
     hash = (hash * 1000003 + token_back(back) + 1) & 0x7fffffff;
     if (g.orders[order] != back + 1) continue;
     const T* row = g.tables + (order * g.rows + row_of_run(hash, g.rows)) * g.width;
-    std::copy(row, row + g.width, &found.values[order++ * g.width]);
+    std::copy(row, row + g.width, &desk.rows[order++ * g.width]);
   }
-  const std::vector<T> runs = found.values;
-  found.take(runs.data(), runs.size());
+  desk.runs.take(desk.rows.data(), desk.rows.size());
   for (i64 d = 0; d < D; ++d) {
     T out[1][1];
-    dots<1, 1, T>(g.projection + d * found.size, found.size, &found, out);
+    dots<1, 1, T>(g.projection + d * desk.runs.size, desk.runs.size, &desk.runs, out);
     to[d] += out[0][0] * scale;
   }
 }
@@ -647,21 +656,21 @@ Answer write(const Sizes& z, double eps, const Layer<T>* layers, const Norm<T>& 
   auto read = [&](i64 b, i64 step) {  // before the first of these, what was read before
     return step > 0 ? drawn[(step - 1) * B + b] : step == 0 ? tokens[b] : recent[b * P + P + step];
   };
-  auto enter = [&](Stepper<T>& mine, i64 step) {
+  auto enter = [&](Stepper<T>& mine, i64 step, Desk<T>& desk) {
     for (i64 b = 0; b < B; ++b) {
       T* own = &mine.own[b * D];
       for (i64 i = 0; i < D; ++i) own[i] = words.embedding[read(b, step) * D + i] * T(words.scale);
-      if (ngrams.count) add_runs(ngrams, [&](i64 back) { return read(b, step - back); }, D, T(words.scale), mine.runs, own);
+      if (ngrams.count) add_runs(ngrams, [&](i64 back) { return read(b, step - back); }, D, T(words.scale), desk, own);
     }
   };
-  auto draw = [&](Stepper<T>& mine, i64 step, Drawing& drawing) {
+  auto draw = [&](Stepper<T>& mine, i64 step, Desk<T>& desk) {
     mine.take(nullptr, nullptr);
     mine.times(words.output, V, [&](i64 b, i64 row, T value) { logits[b * V + row] = value + words.bias[row]; });
     mine.wait();
-    mine.deal(B, [&](i64 b) { drawn[step * B + b] = drawing.draw(&logits[b * V], choices[step * B + b]); });
+    mine.deal(B, [&](i64 b) { drawn[step * B + b] = desk.drawing.draw(&logits[b * V], choices[step * B + b]); });
     return std::all_of(drawn + step * B, drawn + (step + 1) * B, [](i64 token) { return token >= 0; });
   };
-  return through_layers<T>(z, eps, layers, end, steps, hidden, lowest, threads, [&] { return Drawing(V); }, enter, draw);
+  return through_layers<T>(z, eps, layers, end, steps, hidden, lowest, threads, [&] { return Desk<T>(V, ngrams); }, enter, draw);
 }
 
 template <class T>

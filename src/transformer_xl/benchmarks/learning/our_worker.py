@@ -3,17 +3,14 @@
 The requests and answers are those of `peer_worker`, with a whole configuration as the model.
 """
 
-import json
 import math
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from transformer_xl.benchmarks.learning.peer_worker import answer_with
 from transformer_xl.checkpoint import RunFolder, load_checkpoint
 from transformer_xl.config import RunConfig
 from transformer_xl.config.fields import read
@@ -106,16 +103,6 @@ def bits_per_byte(model: AnyModel, config: RunConfig, store: Store, *, split: st
     return evaluate(model, text, rule=make_rule(model, config.evaluation, tokens=len(text))).bits_per_token
 
 
-def main() -> None:
-    torch.set_num_threads(int(sys.argv[2]))
-    answers, sys.stdout = sys.stdout, sys.stderr
-    be_quiet()
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        assert request.pop("do") == "learn"
-        print(json.dumps(learn(request)), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    be_quiet()
+    answer_with(learn)

@@ -11,6 +11,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -241,7 +242,8 @@ def bits_per_byte(peer: Peer, text: np.ndarray[Any, Any]) -> float:
     return nats / math.log(2) / (len(text) - 1)
 
 
-def main() -> None:
+def answer_with(learn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """One JSON line for each request, until there are no more. What else is printed goes to standard error."""
     torch.set_num_threads(int(sys.argv[2]))
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps({"ready": True}), file=answers, flush=True)
@@ -252,4 +254,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_with(learn)
