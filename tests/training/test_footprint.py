@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from tile_cases import interpreter
 from transformer_xl import native
 from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig, RunConfig, TrainingConfig
@@ -75,31 +77,51 @@ def test_a_layer_keeps_the_numbers_that_are_counted(kernels, dropout, monkeypatc
     """What autograd saves for one layer more, weights left out; norms also keep a mean and a deviation for each token."""
     if not kernels:
         monkeypatch.setattr(native, "usable", lambda like: False)
-    B, T = 2, 48
-
-    def kept(layers: int) -> tuple[int, ModelConfig]:
-        sizes = {"d_model": 64, "n_head": 4, "d_head": 24, "d_inner": 200}
-        config = ModelConfig(vocabulary=300, n_layer=layers, memory=80, dropout=dropout, **sizes)
-        model = TransformerXL(config).train()
-        tokens, memory = torch.randint(300, (B, T + 1)), None
-        for _ in range(2):
-            memory = model(tokens[:, :-1], targets_BT=tokens[:, 1:], memory=memory).memory
-        weights = {weight.data_ptr() for weight in model.parameters()}
-        saved: dict[int, torch.Tensor] = {}
-
-        def pack(tensor):
-            place = tensor.untyped_storage().data_ptr()
-            if place not in weights and tensor.is_floating_point():
-                saved[place] = tensor
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(tokens[:, :-1], targets_BT=tokens[:, 1:], memory=memory)
-        return sum(tensor.untyped_storage().nbytes() // 4 for tensor in saved.values()), config
-
-    (three, config), (two, _) = kept(3), kept(2)
+    (three, config), (two, _) = (kept(layers, dropout) for layers in (3, 2))
     relative_keys = 128 * 4 * 24 if kernels else 0  # once for all lanes
-    assert three - two == pytest.approx(B * per_lane(config, T=T, kernels=kernels) + relative_keys, rel=0.02)
+    counted = LANES * per_lane(config, T=TOKENS, by="native" if kernels else "torch")
+    assert three - two == pytest.approx(counted + relative_keys, rel=0.02)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_layer_on_a_card_keeps_the_numbers_that_are_counted(dropout):
+    pytest.importorskip("triton", reason="there is no Triton here")
+    with interpreter() as interpreted:
+        (three, config), (two, _) = (interpreted(kept_by_a_card, layers, dropout) for layers in (3, 2))
+    relative_keys = 128 * 4 * 24
+    assert three - two == pytest.approx(LANES * per_lane(config, T=TOKENS, by="triton") + relative_keys, rel=0.02)
+
+
+def kept_by_a_card(layers: int, dropout: float) -> tuple[int, ModelConfig]:
+    chosen = patch("transformer_xl.model.transformer.backend_of", lambda *_, **__: "triton")
+    with patch.object(native, "usable", lambda like: False), chosen:
+        return kept(layers, dropout)
+
+
+LANES, TOKENS = 2, 48
+
+
+def kept(layers: int, dropout: float) -> tuple[int, ModelConfig]:
+    """Numbers, and of which model."""
+    sizes = {"d_model": 64, "n_head": 4, "d_head": 24, "d_inner": 200}
+    config = ModelConfig(vocabulary=300, n_layer=layers, memory=80, dropout=dropout, **sizes)
+    model = TransformerXL(config).train()
+    tokens, memory = torch.randint(300, (LANES, TOKENS + 1)), None
+    for _ in range(2):
+        memory = model(tokens[:, :-1], targets_BT=tokens[:, 1:], memory=memory).memory
+    weights = {weight.data_ptr() for weight in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor):
+        place = tensor.untyped_storage().data_ptr()
+        if place not in weights and tensor.is_floating_point():
+            saved[place] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(tokens[:, :-1], targets_BT=tokens[:, 1:], memory=memory)
+    return sum(tensor.untyped_storage().nbytes() // 4 for tensor in saved.values()), config
 
 
 def test_lanes_dealt_to_devices_take_less_each():

@@ -28,7 +28,7 @@ from torchrun import (
     train_with_killed_ranks,
     wait_for,
 )
-from transformer_xl.checkpoint import RunFolder
+from transformer_xl.checkpoint import RunFolder, read_training_state
 from transformer_xl.cli import main
 from transformer_xl.config import EvaluationConfig, RecurrentConfig, RunConfig
 from transformer_xl.errors import ConfigError
@@ -222,6 +222,17 @@ def test_recurrent_models_train_on_two_ranks(byte_store, tmp_path):
         Ranks(count=2, parallel="fsdp").check(config)
 
 
+def test_ranks_end_together_by_the_clock_of_the_first(byte_store, tmp_path):
+    config = replace(RANDOM, training=replace(RANDOM.training, minutes=0.1, save_minutes=1e-4, save_every=0))
+    answer = launch(config, byte_store, tmp_path / "run")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr.count("steps fit into 0.1 minutes") == 1
+    state = read_training_state(checkpoint_of(tmp_path / "run")).counters
+    assert state.timetable.spent <= 6.3
+    assert state.step > 1
+    assert len(RunFolder(tmp_path / "run").steps()) > 1  # saved on the way, by the clock alone
+
+
 def test_lanes_that_cannot_be_dealt_are_one_sentence(byte_store, tmp_path):
     config = replace(SMALL, training=replace(SMALL.training, lanes=6, accumulation=2))
     answer = launch(config, byte_store, tmp_path / "run")
@@ -252,3 +263,21 @@ def test_what_is_not_finite_on_another_rank_is_skipped_here_too(elsewhere, byte_
     assert not take_step(session, session.lanes.next()).taken
     assert session.memories == [None]
     assert torch.equal(before, torch.nn.utils.parameters_to_vector(session.model.parameters()))
+
+
+def test_an_adapter_is_trained_by_two_ranks_as_by_one(trained_run, byte_store, tmp_path):
+    begin = ["train", "--from", str(trained_run), "--adapter", "rank=3", "--data", str(byte_store.folder)]
+    begin += ["--training.steps", "8", "--training.log_every", "1", "--training.validate_every", "0", "--run"]
+    assert main([*begin, str(tmp_path / "one")]) == 0
+    words = [*TORCHRUN, "-m", "--", "transformer_xl", *begin]
+    done = subprocess.run([*words, str(tmp_path / "two")], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_close(tmp_path / "two", tmp_path / "one")
+    assert (
+        load_file(tmp_path / "two" / "adapter.safetensors").keys()
+        == load_file(tmp_path / "one" / "adapter.safetensors").keys()
+    )
+    assert "text.txt valid: " in done.stdout
+    refused = [*words, str(tmp_path / "three"), "--parallel", "fsdp"]
+    done = subprocess.run(refused, env=environment(), capture_output=True, text=True)
+    assert "train it with --parallel ddp" in done.stderr

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformer_xl import native
 from transformer_xl.errors import CheckpointError, InputError, shown, suggest
 from transformer_xl.inference.cache import Cache, cache_kinds
+from transformer_xl.inference.one_token import OneToken
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.weights import Linear, WeightKind
 from transformer_xl.model import TransformerXL
@@ -99,6 +100,7 @@ class Engine(Reader):
         self._table: native.Layers | None = None
         self._table_of: object = None
         """The buffers that `_table` points at."""
+        self._one_token: OneToken | None = None
         self.reset(range(lanes))
 
     @property
@@ -114,7 +116,7 @@ class Engine(Reader):
         self._check_model()
         self.kept.make_room(tokens_BT.shape[1])
         hidden_BTD = self.model.enter(tokens_BT, linear=self.linear.exact, recent_BP=self.kept.recent_BP)
-        hidden_BTD = self._through_kernels(hidden_BTD) if self.compiled else self._through_torch(hidden_BTD)
+        hidden_BTD = self._through_layers(hidden_BTD)
         self.kept.advance(tokens_BT)
         return hidden_BTD
 
@@ -184,6 +186,25 @@ class Engine(Reader):
 
     def _product(self, linear: nn.Linear, values: Tensor) -> Tensor:
         return self.linear(values, linear.weight, linear.bias)
+
+    def _through_layers(self, hidden_BTD: Tensor) -> Tensor:
+        if self.compiled:
+            return self._through_kernels(hidden_BTD)
+        if hidden_BTD.shape[1] == 1 and hidden_BTD.is_cuda and self.model.attend is None:
+            return self._through_one_step(hidden_BTD)
+        return self._through_torch(hidden_BTD)
+
+    def _through_one_step(self, hidden_B1D: Tensor) -> Tensor:
+        if self._one_token is None or not self._one_token.fits(self.kept):
+            limit, layers = self._visible_distance(), range(self.model.config.n_layer)
+            self._one_token = OneToken(
+                self.model,
+                self.kept,
+                [self._distances_of(layer, self.memory + 1) for layer in layers],
+                reach=self.memory if limit is None else limit,
+                product=self._product,
+            )
+        return self._one_token(hidden_B1D)
 
     def _through_kernels(self, hidden_BTD: Tensor) -> Tensor:
         layers, lowest_B, seen = self._for_kernels(hidden_BTD.shape[1])

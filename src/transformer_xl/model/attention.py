@@ -1,7 +1,8 @@
-"""The paper's attention, fast, by one of three: chosen here, by name, and nowhere else. All must equal `reference.py`, which spells the formula out.
+"""The paper's attention, fast, by one of four: chosen here, by name, and nowhere else. All must equal `reference.py`, which spells the formula out.
 
     native   the compiled kernels, on the CPU, for what they declare to support (`native.supports`)
-    fused    torch's fused attention on an accelerator: scores are never kept
+    triton   those for NVIDIA cards, likewise: no scores in memory, and products with distances only while a layer is computed
+    fused    torch's fused attention on an accelerator: scores are never kept, products with distances are
     torch    everything, everywhere
 
 W_kR R is computed once per distance; `relative_shift` then reads the product of every query with every distance as a product of every
@@ -11,7 +12,7 @@ query with every key, through a view (Appendix B, without the pad and the copy).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from transformer_xl.model.layer import Attend, Layer
 AttentionDropout = Callable[[Tensor], Tensor]
 Attention = Callable[..., Tensor]
 """`attend`, or another that takes and gives the same."""
+Kernels = type[native.Attention] | type[native.TiledAttention]
 
 
 class _RelativeShift(torch.autograd.Function):
@@ -62,6 +64,8 @@ def relative_shift(by_distance_BHTS: Tensor) -> Tensor:
         T, S = by_distance_BHTS.shape[2:]
         column_TS = T - 1 - torch.arange(T)[:, None] + torch.arange(S)
         return by_distance_BHTS.gather(-1, column_TS.clamp(max=S - 1).expand(by_distance_BHTS.shape))
+    if by_distance_BHTS.shape[2] == 1:  # there is nothing to shift
+        return by_distance_BHTS
     shifted: Tensor = _RelativeShift.apply(by_distance_BHTS.contiguous())  # type: ignore[no-untyped-call]
     return shifted
 
@@ -76,7 +80,7 @@ def attend(
     dropout: AttentionDropout,
 ) -> Tensor:
     """What each query gathers, [B, H, T, K]. `mask_BTS` (or [1, T, S]) is True where a query must not look."""
-    content_query_BHTK, position_BHTS = _queries_and_positions(query_BHTK, distances)
+    content_query_BHTK, position_BHTS = queries_and_positions(query_BHTK, distances)
     score_BHTS = content_query_BHTK @ key_BHSK.transpose(-1, -2)  # (a) + (c)
     if position_BHTS is not None:
         score_BHTS = score_BHTS + position_BHTS
@@ -95,7 +99,7 @@ def fused_attend(
     dropout: float,
 ) -> Tensor:
     """The same through torch's fused attention, to which terms (b) and (d) are a bias: scores and probabilities are never kept."""
-    content_query_BHTK, position_BHTS = _queries_and_positions(query_BHTK, distances)
+    content_query_BHTK, position_BHTS = queries_and_positions(query_BHTK, distances)
     if position_BHTS is None:
         position_BHTS = query_BHTK.new_zeros(1)
     bias_BHTS = position_BHTS.masked_fill(mask_BTS[:, None], float("-inf"))
@@ -104,7 +108,7 @@ def fused_attend(
     )
 
 
-def _queries_and_positions(query_BHTK: Tensor, distances: Distances) -> tuple[Tensor, Tensor | None]:
+def queries_and_positions(query_BHTK: Tensor, distances: Distances) -> tuple[Tensor, Tensor | None]:
     """Queries of (a) and (c), and scores of (b) and (d) by key. The scale of the sum of all four terms is taken where it is cheapest, on what is narrowest."""
     scale = query_BHTK.shape[-1] ** -0.5
     query_BHTK = query_BHTK * scale
@@ -143,18 +147,21 @@ class Mask:
         if self.visible_distance is not None:
             mask_BTS = mask_BTS | (distance_TS > self.visible_distance)
         if self.valid_B is not None:
-            unreal_BS = key_S < (self.memory - self.valid_B.to(self.device))[:, None]
-            mask_BTS = mask_BTS | unreal_BS[:, None]
+            assert self.lowest_B is not None
+            mask_BTS = mask_BTS | (key_S < self.lowest_B[:, None])[:, None]
         return mask_BTS
 
-    def lowest_B(self, lanes: int) -> Tensor:
-        """The first key of each lane that is real."""
-        return torch.zeros(lanes, dtype=torch.int64) if self.valid_B is None else self.memory - self.valid_B
+    @cached_property
+    def lowest_B(self) -> Tensor | None:
+        """The first key of each lane that is real; None: of every lane the first."""
+        if self.valid_B is None:
+            return None
+        return (self.memory - self.valid_B).to(self.device, non_blocking=True)
 
 
 # --- who computes
 
-Backend = Literal["torch", "fused", "native"]
+Backend = Literal["torch", "fused", "triton", "native"]
 
 
 def backend_of(kernel: native.Kernel, config: ModelConfig, like: Tensor, *, training: bool = False) -> Backend:
@@ -165,13 +172,17 @@ def backend_of(kernel: native.Kernel, config: ModelConfig, like: Tensor, *, trai
     # Under autocast products are in another type than the weights, which no kernel takes.
     if native.usable(like) and native.supports(kernel, config) and not torch.is_autocast_enabled("cpu"):
         return "native"
+    if kernel == "attention" and native.cuda_usable(like) and native.supports("tiles", config):
+        return "triton"
     return "fused" if like.is_cuda else "torch"
 
 
 def segment_attention(by: Backend | Attention, distances: Sequence[Distances], mask: Mask) -> Attend:
     """Attention of a segment over itself and its memory, as a layer wants it: by a backend, or by an attention of somebody's own."""
     if by == "native":
-        return partial(_natively, distances, mask)
+        return partial(_by_kernels, native.Attention, distances, mask)
+    if by == "triton":
+        return partial(_by_kernels, native.TiledAttention, distances, mask)
     return partial(_by_heads, attend if by == "torch" else by, distances, mask)
 
 
@@ -208,13 +219,22 @@ def _by_heads(
     mixed_BTX = mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
     if layer.neighbours_WX is None:
         return mixed_BTX
-    value_BSX = key_value_BSX[..., query_BTX.shape[-1] :]
-    if mask.valid_B is not None:
-        unreal_BM = (
-            torch.arange(mask.memory, device=mask.device) < (mask.memory - mask.valid_B.to(mask.device))[:, None]
-        )
-        value_BSX = value_BSX.masked_fill(F.pad(unreal_BM, (0, mask.segment))[..., None], 0.0)
-    return mixed_BTX + from_neighbours(layer, value_BSX, segment=mask.segment, reach=mask.visible_distance)
+    return mixed_BTX + _neighbours(mask, layer, memory_BMX, key_value_BTX)
+
+
+def _neighbours(mask: Mask, layer: Layer, memory_BMX: Tensor | None, key_value_BTX: Tensor) -> Tensor:
+    """What is added to attention, where no kernel adds it."""
+    assert layer.neighbours_WX is not None
+    X = key_value_BTX.shape[-1] // 2
+    value_BSX = key_value_BTX[..., X:]
+    if memory_BMX is not None:
+        first = max(0, mask.memory - len(layer.neighbours_WX) + 1)
+        near_BWX = memory_BMX[:, first:, X:]
+        if mask.lowest_B is not None:
+            unreal_BW = torch.arange(first, mask.memory, device=mask.device) < mask.lowest_B[:, None]
+            near_BWX = near_BWX.masked_fill(unreal_BW[..., None], 0.0)
+        value_BSX = torch.cat([near_BWX, value_BSX], dim=1)
+    return from_neighbours(layer, value_BSX, segment=mask.segment, reach=mask.visible_distance)
 
 
 def heads(layer: Layer, values_BTX: Tensor) -> Tensor:
@@ -223,7 +243,8 @@ def heads(layer: Layer, values_BTX: Tensor) -> Tensor:
     return values_BTX.view(B, T, -1, H, K).permute(2, 0, 3, 1, 4)
 
 
-def _natively(
+def _by_kernels(
+    kind: Kernels,
     distances: Sequence[Distances],
     mask: Mask,
     layer: Layer,
@@ -232,24 +253,29 @@ def _natively(
     key_value_BTX: Tensor,
 ) -> Tensor:
     B, T, H, K = *query_BTX.shape[:2], layer.config.n_head, layer.config.d_head
-    memory_BMX = query_BTX.new_empty(B, 0, 2 * H * K) if memory_BMX is None else memory_BMX
+    remembered_BMX = query_BTX.new_empty(B, 0, 2 * H * K) if memory_BMX is None else memory_BMX
     known, dropout = distances[layer.number], layer.attention_dropout
     assert known.relative_key_HSK is not None
-    return native_attend(
+    inside_WX = layer.neighbours_WX if kind is native.Attention else None
+    mixed_BTX = kernel_attend(
         query_BTX.view(B, T, H, K),
-        memory_BMX.view(B, -1, 2, H, K),
+        remembered_BMX.view(B, -1, 2, H, K),
         key_value_BTX.view(B, T, 2, H, K),
         known.relative_key_HSK.transpose(0, 1),
         known.content_bias_HK,
         known.position_bias_HK,
-        None if layer.neighbours_WX is None else layer.neighbours_WX.view(-1, H, K),
-        lowest_B=mask.lowest_B(B),
+        None if inside_WX is None else inside_WX.view(-1, H, K),
+        lowest_B=mask.lowest_B,
         visible_distance=mask.visible_distance,
         dropout=dropout.rate if layer.training else 0.0,
+        kind=kind,
     ).view(B, T, H * K)
+    if layer.neighbours_WX is inside_WX:
+        return mixed_BTX
+    return mixed_BTX + _neighbours(mask, layer, memory_BMX, key_value_BTX)
 
 
-def native_attend(
+def kernel_attend(
     query_BTHK: Tensor,
     memory_key_value_BM2HK: Tensor,
     key_value_BT2HK: Tensor,
@@ -258,12 +284,17 @@ def native_attend(
     position_bias_HK: Tensor | None,
     neighbours_WHK: Tensor | None = None,
     *,
-    lowest_B: Tensor,
+    lowest_B: Tensor | None,
     visible_distance: int | None,
     dropout: float,
+    kind: Kernels = native.Attention,
 ) -> Tensor:
-    """What each query gathers, [B, T, H, K]. `lowest_B`: the first key of each lane that is real. The last row of `relative_key_SHK` is distance 0."""
+    """What each query gathers, [B, T, H, K]. `lowest_B`: the first key of each lane that is real (None: all are). The last row of `relative_key_SHK` is
+    distance 0."""
+    if lowest_B is None and kind is native.Attention:
+        lowest_B = torch.zeros(len(query_BTHK), dtype=torch.int64)
     result: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+        kind,
         query_BTHK.contiguous(),
         memory_key_value_BM2HK.contiguous(),
         key_value_BT2HK.contiguous(),
@@ -280,19 +311,18 @@ def native_attend(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
+    def forward(ctx: Any, kind: Any, *arguments: Any) -> Tensor:
         *tensors, limit, dropout = arguments
-        ctx.options = {"limit": limit, "dropout": dropout, "seed": draw_seed() if dropout else 0}
-        attention = native.Attention(dict(zip(native.INPUTS, tensors, strict=True)), **ctx.options)
-        probability_BHTS, out_BTHK = attention.forward()
-        ctx.save_for_backward(*tensors, probability_BHTS, out_BTHK)
-        return out_BTHK
+        ctx.kind, ctx.options = kind, {"limit": limit, "dropout": dropout, "seed": draw_seed() if dropout else 0}
+        kept, out_BTHK = kind(dict(zip(native.INPUTS, tensors, strict=True)), **ctx.options).forward()
+        ctx.save_for_backward(*tensors, kept, out_BTHK)
+        return cast(Tensor, out_BTHK)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_BTHK: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, probability_BHTS, out_BTHK = ctx.saved_tensors
-        attention = native.Attention(dict(zip(native.INPUTS, tensors, strict=True)), **ctx.options)
-        found = attention.backward(probability_BHTS, out_BTHK, gradient_BTHK.contiguous())
+        *tensors, kept, out_BTHK = ctx.saved_tensors
+        attention = ctx.kind(dict(zip(native.INPUTS, tensors, strict=True)), **ctx.options)
+        found = attention.backward(kept, out_BTHK, gradient_BTHK.contiguous())
         gradients = (None if tensor is None else gradient for tensor, gradient in zip(tensors[:-1], found, strict=True))
-        return *gradients, None, None, None
+        return None, *gradients, None, None, None

@@ -1,6 +1,8 @@
-"""C++ for what is done most, built on this machine, behind one door. Where it cannot be had, callers compute the same with torch's own operations."""
+"""Kernels for what is done most, built on this machine: C++ for processors behind one door, Triton for NVIDIA cards behind another. Where they cannot be
+had, callers compute the same with torch's own operations."""
 
 from transformer_xl.native.capabilities import Kernel, supports
+from transformer_xl.native.cuda import TiledAttention, cuda_usable
 from transformer_xl.native.doors import (
     DTYPES,
     FEW,
@@ -27,6 +29,8 @@ __all__ = [
     "Choice",
     "Kernel",
     "Layers",
+    "TiledAttention",
+    "cuda_usable",
     "drop",
     "few_backward",
     "library",

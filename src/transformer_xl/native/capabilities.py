@@ -11,10 +11,12 @@ from typing import Literal
 
 from transformer_xl.config import ModelConfig
 
-Kernel = Literal["attention", "layers", "words"]
-"""attention: of a segment over itself and its memory, with gradients. layers: a token through all layers, with kept keys and values. words: the draw of
+Kernel = Literal["attention", "tiles", "layers", "words"]
+"""attention: of a segment over itself and its memory, with gradients. tiles: the same on an NVIDIA card. layers: a token through all layers, with kept keys and values. words: the draw of
 the next one after that."""
 Allowed = Callable[[ModelConfig], bool]
+WIDEST = 128
+"""Heads that a card's registers hold."""
 
 
 def _any(config: ModelConfig) -> bool:
@@ -64,6 +66,7 @@ EVERY: dict[str, Allowed] = dict.fromkeys(
 ATTENTION = (
     EVERY | _among("encoding", "relative", "shaw") | dict.fromkeys(("initial_memory", "norm", "final_norm"), _any)
 )
+TILES = ATTENTION | {"d_head": lambda config: config.d_head <= WIDEST}
 LAYERS = (
     EVERY
     | _among("encoding", "relative", "shaw", "shaw_biased")
@@ -71,7 +74,12 @@ LAYERS = (
     | dict.fromkeys(("initial_memory", "final_norm"), _any)
 )
 WORDS = LAYERS | _among("cutoffs", ()) | {"projections": lambda config: not config.has_projection(0)}
-KERNELS: Mapping[Kernel, Mapping[str, Allowed]] = {"attention": ATTENTION, "layers": LAYERS, "words": WORDS}
+KERNELS: Mapping[Kernel, Mapping[str, Allowed]] = {
+    "attention": ATTENTION,
+    "tiles": TILES,
+    "layers": LAYERS,
+    "words": WORDS,
+}
 
 
 @lru_cache(maxsize=256)

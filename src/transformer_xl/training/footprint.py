@@ -8,9 +8,11 @@ from functools import cache
 
 import torch
 
+from transformer_xl import native
 from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import AnyModel, build_model
+from transformer_xl.model.attention import Backend
 from transformer_xl.training.muon import is_matrix
 from transformer_xl.training.ranks import Parallel
 
@@ -36,17 +38,25 @@ class Footprint:
 
 
 def footprint_of(
-    run: RunConfig, *, devices: int = 1, parallel: Parallel = "ddp", recompute: bool | None = None, kernels: bool = True
+    run: RunConfig,
+    *,
+    devices: int = 1,
+    parallel: Parallel = "ddp",
+    recompute: bool | None = None,
+    by: Backend = "native",
 ) -> Footprint:
-    """`recompute`: with activation checkpointing, or as the run has it. `kernels`: on a processor with the compiled ones, else torch's operations."""
+    """`recompute`: with activation checkpointing, or as the run has it. `by`: who attends; torch, where the kernels of a card do not know the model."""
     model, training = run.model, run.training
     if not isinstance(model, ModelConfig):
         raise ConfigError(f"model.cell: {model.cell} is not counted; memory is estimated for Transformer-XL")
     recompute = training.checkpoint_activations if recompute is None else recompute
+    by = "torch" if by == "triton" and not native.supports("tiles", model) else by
     B, T = -(-training.lanes // (devices * training.accumulation)), training.segment + training.context
-    of_layer = B * per_lane(model, T=T, kernels=kernels) * FLOAT
+    of_layer = B * per_lane(model, T=T, by=by) * FLOAT
     inputs = B * T * model.d_model * FLOAT
     kept = model.n_layer * inputs + of_layer if recompute else model.n_layer * of_layer
+    if by == "triton":  # products with distances and their gradient, while one layer is computed
+        kept += 2 * B * model.n_head * T * (model.memory + T) * FLOAT
     tokens = B * training.segment
     return Footprint(
         weights=weights_of(run, devices=devices, parallel=parallel),
@@ -55,15 +65,17 @@ def footprint_of(
     )
 
 
-def per_lane(model: ModelConfig, *, T: int, kernels: bool) -> int:
+def per_lane(model: ModelConfig, *, T: int, by: Backend) -> int:
     """Numbers that one layer keeps for one lane of T tokens: inputs of products and norms, keys and values, probabilities."""
     D, HK, F, M = model.d_model, model.n_head * model.d_head, model.d_inner, model.memory
     S = M + T
     dropped, masked = model.dropout > 0, model.attention_dropout > 0
-    if kernels:  # a mask is a seed
+    if by == "native":  # a mask is a seed
         return T * (4 * D + 4 * HK + F + model.n_head * S) + M * (D + 2 * HK)
-    of_token = (6 if dropped else 4) * D + 3 * HK + (3 if dropped else 1) * F + (3 if masked else 1) * model.n_head * S
-    return T * of_token + M * D + S * 3 * HK
+    of_token = (6 if dropped else 4) * D + (3 if dropped else 1) * F
+    if by == "triton":  # and so it is here, but only attention's; of probabilities nothing is kept but their sum
+        return T * (of_token + 4 * HK + model.n_head) + M * (D + 2 * HK)
+    return T * (of_token + 3 * HK + (3 if masked else 1) * model.n_head * S) + M * D + S * 3 * HK
 
 
 def weights_of(run: RunConfig, *, devices: int, parallel: Parallel) -> int:

@@ -57,10 +57,11 @@ class Ranks:
 
     # --- what is this rank's
 
-    def device(self, name: str) -> torch.device:
-        if self.count > 1 and name == "cuda":
+    def device(self, chosen: torch.device) -> torch.device:
+        """Each rank of a machine takes a GPU of its own."""
+        if self.count > 1 and chosen.type == "cuda":
             return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        return torch.device(name)
+        return chosen
 
     def rows(self, lanes: int) -> np.ndarray:
         share = lanes // self.count
@@ -143,12 +144,13 @@ class Ranks:
         dist.all_reduce(summed)
         return summed.tolist()
 
-    def highest(self, value: int) -> int:
+    def highest(self, *values: int) -> list[int]:
+        """Of each value, the highest that any rank has."""
         if self.count == 1:
-            return value
-        found = torch.tensor(value)
+            return list(values)
+        found = torch.tensor(values)
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return int(found)
+        return found.tolist()
 
     def from_first(self, make: Callable[[], Value]) -> Value:
         """What rank 0 makes, for all."""
@@ -203,7 +205,7 @@ def joined(*, parallel: Parallel, device: str) -> Iterator[Ranks]:
         be_quiet()
     try:
         if device == "cuda":
-            torch.cuda.set_device(ranks.device(device))
+            torch.cuda.set_device(ranks.device(torch.device(device)))
         elif device != "cpu":
             raise ConfigError(f"`device=` {device} is one device, and each rank takes its own; give cpu or cuda")
         yield ranks
