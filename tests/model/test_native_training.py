@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from small_models import build, random_memory, random_tokens
 from transformer_xl import native
 from transformer_xl.model import Memory
-from transformer_xl.model.attention import Mask, native_attend
+from transformer_xl.model.attention import Mask, kernel_attend
 from transformer_xl.model.dropout import Dropout, dropped
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.reference import reference_attend
@@ -38,10 +38,10 @@ def leaves(case, dtype=torch.float64):
 
 
 def by_kernels(case, query, memory, key_value, relative, content=None, position=None, *, dropout=0.0):
-    B, M, _, _, _, valid, visible, _, _ = case
-    lowest_B = torch.zeros(B, dtype=torch.int64) if valid is None else M - torch.tensor(valid)
+    M, valid, visible = case[1], case[5], case[6]
+    lowest_B = None if valid is None else M - torch.tensor(valid)
     lengths = {"lowest_B": lowest_B, "visible_distance": visible, "dropout": dropout}
-    return native_attend(query, memory, key_value, relative, content, position, **lengths)
+    return kernel_attend(query, memory, key_value, relative, content, position, **lengths)
 
 
 def by_the_formula(case, query, memory, key_value, relative, content=None, position=None):
@@ -204,4 +204,4 @@ def test_the_kernels_are_really_used(monkeypatch):
 def test_a_mask_says_the_same_in_both_ways():
     mask = Mask(memory=4, segment=3, valid_B=torch.tensor([4, 1]), visible_distance=None, device=torch.device("cpu"))
     first_seen_B = (~mask.cells_BTS).float().argmax(2)[:, 0]
-    assert mask.lowest_B(2).tolist() == first_seen_B.tolist() == [0, 3]
+    assert mask.lowest_B.tolist() == first_seen_B.tolist() == [0, 3]

@@ -93,3 +93,47 @@ def test_text_of_any_length_asks_for_few_shapes(onednn: None, monkeypatch: pytes
         for length in range(1, 200):
             products.linear(drawn(length, 8, dtype=torch.float32), weight)
     assert asked == [64, 128, 192]
+
+
+@pytest.mark.parametrize("shape", [(17, 8, 5), (2048, 192, 96), (33, 1, 7)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_rounded_factors_give_the_products_of_what_they_were_rounded_to(
+    shape: tuple[int, int, int], biased: bool
+) -> None:
+    """The oracle multiplies the same bfloat16 numbers in float64; what is left is the rounding of the result."""
+    P, columns, rows = shape
+    x, weight = drawn(P, columns).bfloat16().double(), drawn(rows, columns).bfloat16().double()
+    exact = [x, weight, *([drawn(rows)] if biased else [])]
+    with products.rounded(torch.bfloat16):
+        found = with_gradients(products.linear, [tensor.float() for tensor in exact])
+    for mine, theirs in zip(found, with_gradients(F.linear, exact), strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine.double(), theirs, rtol=0, atol=6e-3 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize(("about", "fast"), [("flags: avx512_bf16", True), ("flags: amx_bf16", True), ("avx2", False)])
+def test_bfloat16_is_for_processors_that_multiply_it(monkeypatch: pytest.MonkeyPatch, about: str, fast: bool) -> None:
+    monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: about)
+    assert products.multiplies_bfloat16.__wrapped__() == (fast and torch.backends.mkldnn.is_available())
+
+
+def test_rounding_ends_where_it_was_asked_for_and_leaves_other_types_alone() -> None:
+    x, weight = drawn(40, 64), drawn(24, 64)
+    with products.rounded(torch.bfloat16):
+        assert torch.equal(products.linear(x, weight), F.linear(x, weight))  # float64: the oracle's own type
+        coarse = products.linear(x.float(), weight.float())
+        with products.rounded(None):
+            fine = products.linear(x.float(), weight.float())
+    assert (coarse.double() - F.linear(x, weight)).abs().max() > 1e-3
+    for exact in (fine, products.linear(x.float(), weight.float())):
+        torch.testing.assert_close(exact.double(), F.linear(x, weight), rtol=0, atol=1e-4)
+
+
+def test_what_is_saved_for_the_way_back_is_rounded_too_and_needs_no_second_asking() -> None:
+    """The backward pass may run outside of the block, and computes as the forward pass did."""
+    x, weight = drawn(40, 64).float().requires_grad_(), drawn(24, 64).float().requires_grad_()
+    with products.rounded(torch.bfloat16):
+        result = products.linear(x, weight)
+    result.sum().backward()
+    expected = weight.detach().bfloat16().float().sum(0).expand(40, -1)
+    torch.testing.assert_close(x.grad, expected, rtol=8e-3, atol=1e-2)

@@ -14,7 +14,7 @@ from transformer_xl.presets import find_preset
 from transformer_xl.training import train
 from transformer_xl.training.footprint import weights_of
 from transformer_xl.training.muon import MOMENTUM, TURNS, orthogonal
-from transformer_xl.training.optimisation import build_optimiser, set_rate
+from transformer_xl.training.optimisation import build_optimiser, gradient_norm, set_rate
 
 RUN = replace(
     SMALL,
@@ -114,6 +114,32 @@ def test_rows_of_runs_move_only_when_they_are_touched():
                 square[order, row] = 0.999 * square[order, row] + gradient[order, row].square().mean()
                 expected[order, row] -= 0.01 * (step + 1) * gradient[order, row] / square[order, row].sqrt()
     torch.testing.assert_close(table.detach(), expected, rtol=0, atol=1e-9)
+
+
+def test_a_sparse_gradient_of_the_rows_that_were_read_moves_them_as_a_dense_one_does():
+    """Through whole steps: forward, backward, clipping, norm and optimiser, over two micro-batches."""
+    shape = replace(RUN.model, ngrams=(2, 3), ngram_rows=31, d_ngram=4)
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = build_model(shape).double()
+        model.ngrams.sparse_gradient = sparse
+        optimiser, norms = build_optimiser(model, RUN.training), []
+        for _ in range(4):
+            set_rate(optimiser, 0.01)
+            optimiser.zero_grad(set_to_none=True)
+            for _ in range(2):
+                tokens = torch.randint(shape.vocabulary, (3, 9))
+                model(tokens[:, :-1], targets_BT=tokens[:, 1:]).loss_BT.sum().backward()
+            assert model.ngrams.tables_GRE.grad.is_sparse == sparse
+            norms.append(gradient_norm(model, clip=0.5))
+            optimiser.step()
+        found.append((norms, model.state_dict()))
+    (norms, weights), (sparse_norms, sparse_weights) = found
+    assert norms == pytest.approx(sparse_norms, rel=1e-12)
+    for name, weight in weights.items():
+        torch.testing.assert_close(sparse_weights[name], weight, rtol=0, atol=1e-10)
+    assert weights["ngrams.tables_GRE"].abs().max() > 0
 
 
 def test_weights_without_a_gradient_stay():

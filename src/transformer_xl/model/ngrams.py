@@ -7,9 +7,11 @@ A network learns what follows `the` from what it can compute of three tokens; he
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from transformer_xl.config import ModelConfig
@@ -24,6 +26,8 @@ class NgramEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.sparse_gradient = False
+        """The tables' gradient has only the rows that were read: of millions a step reads thousands. For an optimiser that takes it so."""
         self.tables_GRE = nn.Parameter(torch.empty(len(config.ngrams), config.ngram_rows, config.d_ngram))
         self.projection = Linear(len(config.ngrams) * config.d_ngram, config.d_model, bias=False)
 
@@ -35,9 +39,36 @@ class NgramEmbedding(nn.Module):
     def forward(self, tokens_BT: Tensor, recent_BP: Tensor | None) -> Tensor:
         """[B, T, D], to be added to the tokens' own. `recent_BP`: the tokens before them, NO_TOKEN where there are none; None: none at all."""
         rows = rows_of(tokens_BT, recent_BP, orders=self.config.ngrams, rows=self.config.ngram_rows)
-        found = [F.embedding(row_BT, table_RE) for row_BT, table_RE in zip(rows, self.tables_GRE, strict=True)]
-        result: Tensor = self.projection(torch.cat(found, dim=-1))
+        if self.sparse_gradient:
+            found_BTX: Tensor = _Rows.apply(self.tables_GRE, torch.stack(rows, dim=-1))  # type: ignore[no-untyped-call]
+        else:
+            found = [F.embedding(row_BT, table_RE) for row_BT, table_RE in zip(rows, self.tables_GRE, strict=True)]
+            found_BTX = torch.cat(found, dim=-1)
+        result: Tensor = self.projection(found_BTX)
         return result * self.config.embedding_scale
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of all tables side by side, [B, T, G*E], with a gradient that is sparse: each row that was read once, and coalesced."""
+
+    @staticmethod
+    def forward(ctx: Any, tables_GRE: Tensor, row_BTG: Tensor) -> Tensor:
+        G, R, E = tables_GRE.shape
+        at_BTG = row_BTG + torch.arange(G, device=row_BTG.device) * R
+        ctx.save_for_backward(at_BTG)
+        ctx.shape = tables_GRE.shape
+        return tables_GRE.view(G * R, E).index_select(0, at_BTG.flatten()).view(*row_BTG.shape[:2], G * E)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTX: Tensor) -> tuple[Tensor, None]:
+        (at_BTG,), (_, R, E) = ctx.saved_tensors, ctx.shape
+        read_P, place = torch.unique(at_BTG.flatten(), return_inverse=True)
+        gradient_PE = gradient_BTX.new_zeros(len(read_P), E).index_add_(0, place, gradient_BTX.reshape(-1, E))
+        indices_2P = torch.stack([read_P // R, read_P % R])
+        return torch.sparse_coo_tensor(
+            indices_2P, gradient_PE, ctx.shape, is_coalesced=True, check_invariants=False
+        ), None
 
 
 def rows_of(tokens_BT: Tensor, recent_BP: Tensor | None, *, orders: Sequence[int], rows: int) -> list[Tensor]:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformer_xl.config import NOT_A_TARGET, VocabularyConfig
 from transformer_xl.model import products
 from transformer_xl.model.dropout import word_dropout
+from transformer_xl.model.softmax import FEWEST, softmax_loss
 from transformer_xl.model.table_gradient import TableGradient, adaptive_loss, embed_rows
 
 MANY_WORDS = 20_000
@@ -148,6 +149,9 @@ class Vocabulary(nn.Module):
             tails = {"tail_weight_CE": self.tail_weight_CE, "tail_bias_C": self.tail_bias_C}
             shared = {"table_VE": self.tables[0], "bias_V": self.bias_V, "gradient": gradient}
             return adaptive_loss(hidden_PD, target_P, edges=edges, **shared, **tails).view(targets_BT.shape)  # type: ignore[arg-type]
+        if self._scores_in_pieces(hidden_PD):
+            table_VE = (self.tables if config.tie_embeddings else self.output_tables)[0]
+            return softmax_loss(hidden_PD, target_P, table_VE=table_VE, bias_V=self.bias_V).view(targets_BT.shape)
         column_P = target_P
         for cluster in range(1, config.clusters):
             in_tail_P = (target_P >= edges[cluster]) & (target_P < edges[cluster + 1])
@@ -161,6 +165,13 @@ class Vocabulary(nn.Module):
                 )
                 loss_P = loss_P.index_add(0, place_P, tail_loss_P)
         return loss_P.view(targets_BT.shape)
+
+    def _scores_in_pieces(self, hidden_PD: Tensor) -> bool:
+        """A plain softmax over many words, while it learns on a processor."""
+        config = self.config
+        plain = config.clusters == 1 and not config.has_projection(0) and config.vocabulary >= FEWEST
+        there = hidden_PD.is_cpu and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_exporting()
+        return plain and there and torch.is_grad_enabled()
 
     def weights_of_tail(self, cluster: int) -> list[Tensor]:
         """The weights that only the targets of this tail reach."""

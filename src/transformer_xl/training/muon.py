@@ -85,6 +85,15 @@ class Muon(Optimizer):
         if not state:
             state["square"] = torch.zeros_like(table[..., 0])
         square = state["square"]
+        if gradient.is_sparse:
+            gradient = gradient.coalesce()
+            at_P, gradient_PE = gradient.indices()[0] * table.shape[1] + gradient.indices()[1], gradient.values()
+            found_P, before_P = gradient_PE.square().mean(-1), square.view(-1)[at_P]
+            square_P = torch.where(found_P > 0, ROW_DECAY * before_P + found_P, before_P)
+            square.view(-1)[at_P] = square_P
+            way_PE = gradient_PE / square_P.sqrt().add_(1e-10)[:, None]
+            table.view(-1, table.shape[-1]).index_add_(0, at_P, way_PE, alpha=-rate)
+            return
         found = gradient.square().mean(-1)
         square.copy_(torch.where(found > 0, ROW_DECAY * square + found, square))
         table.addcdiv_(gradient, square.sqrt().add_(1e-10)[..., None], value=-rate)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_xl.config import NOT_A_TARGET, TrainingConfig
 from transformer_xl.data.feeding.lanes import Segment
-from transformer_xl.model import AnyMemory, AnyModel, Output, RecurrentState
+from transformer_xl.model import AnyMemory, AnyModel, Output, RecurrentState, products
 from transformer_xl.training.optimisation import gradient_norm, learning_rate, set_rate
 from transformer_xl.training.session import Session
 
@@ -28,10 +28,15 @@ class Update:
 
 
 def take_step(session: Session, segment: Segment) -> Update:
+    with session.chance:
+        return _take_step(session, segment)
+
+
+def _take_step(session: Session, segment: Segment) -> Update:
     training, model, optimiser, ranks = session.config.training, session.model, session.optimiser, session.ranks
     fed, scored = segment.tokens.shape[1], segment.targets.shape[1]
     tokens = int((segment.targets != NOT_A_TARGET).sum())
-    rate = learning_rate(training, update=session.step) * session.rate_scale
+    rate = learning_rate(training, update=session.position) * session.rate_scale
     if training.rate_by_segment_length:
         rate *= scored / training.segment
     set_rate(optimiser, rate)
@@ -39,6 +44,9 @@ def take_step(session: Session, segment: Segment) -> Update:
     if ranks.count == 1:  # exchanged gradients stand in memory that is not ours to use
         model.vocabulary.give_back_gradient()
     optimiser.zero_grad(set_to_none=True)
+    # bfloat16 on a processor: factors of products are rounded and all else is float32, so that the kernels take part. Elsewhere: autocast.
+    half = PRECISIONS.get(training.precision)
+    to = half if session.device.type == "cpu" and half is torch.bfloat16 else None
     nats = 0.0
     memories: list[AnyMemory | None] = []
     for part, rows in enumerate(np.array_split(ranks.rows(len(segment.tokens)), training.accumulation)):
@@ -47,20 +55,20 @@ def take_step(session: Session, segment: Segment) -> Update:
         memory = session.memories[part]
         if memory is not None and training.reset_memory_at_documents:
             memory = memory.reset(np.flatnonzero(starts_BT[:, 0]).tolist())
-        with torch.autocast(
-            session.device.type, dtype=PRECISIONS.get(training.precision), enabled=training.precision in PRECISIONS
-        ):
-            output = session.wrapped(
-                torch.from_numpy(segment.tokens[rows]).to(session.device),
-                targets_BT=torch.from_numpy(segment.targets[rows]).to(session.device),
-                memory=memory,
-                overlap=min(training.context, fed),
-                progress=session.step / training.steps,
-            )
-        # The mean over the tokens of all lanes; gradients are averaged over the ranks, so each gives as many times its share.
-        mean = output.loss_BT.sum() / (max(1, tokens) / ranks.count)
-        objective = mean + extra_losses(output, training) / training.accumulation
-        session.scaler.scale(objective).backward()
+        # Backwards too: with recomputation a layer's products are made there once more.
+        with products.rounded(to):
+            with torch.autocast(session.device.type, dtype=half, enabled=half is not None and to is None):
+                output = session.wrapped(
+                    torch.from_numpy(segment.tokens[rows]).to(session.device),
+                    targets_BT=torch.from_numpy(segment.targets[rows]).to(session.device),
+                    memory=memory,
+                    overlap=min(training.context, fed),
+                    progress=session.position / training.steps,
+                )
+            # The mean over the tokens of all lanes; gradients are averaged over the ranks, so each gives as many times its share.
+            mean = output.loss_BT.sum() / (max(1, tokens) / ranks.count)
+            objective = mean + extra_losses(output, training) / training.accumulation
+            session.scaler.scale(objective).backward()
         nats += float(output.loss_BT.detach().sum())
         memories.append(forgetting_documents(output.memory, starts_BT, training))
 
