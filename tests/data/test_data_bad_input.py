@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import zipfile
@@ -143,12 +142,6 @@ def test_options_that_do_not_apply_are_refused(refused, tmp_path, words, named):
 )
 def test_own_text_with_options_that_cannot_work(refused, text, tmp_path, options, named):
     assert named in refused("prepare", text, *options, "--out", tmp_path / "out")
-
-
-def test_a_tar_of_own_text(refused, tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        archive.add(__file__, "test.py")
-    assert "unpack it" in refused("prepare", tmp_path / "a.tar", "--out", tmp_path / "out")
 
 
 def test_too_little_for_three_splits(refused, tmp_path):

@@ -22,7 +22,7 @@ from test_data_sources import CONTENT, SMALL, TEXTS, serve, small_ptb  # noqa: F
 
 from transformer_xl.data.corpora.downloading import download
 from transformer_xl.data.corpora.recipes import RECIPES, Place
-from transformer_xl.data.corpora.unpacking import ALWAYS_ALLOWED, MOST_FOLD
+from transformer_xl.data.corpora.unpacking import ALWAYS_ALLOWED, MOST_FOLD, zstd
 from transformer_xl.errors import DataError
 
 STRETCH = 16 << 20
@@ -65,6 +65,7 @@ def bombs(name: str) -> dict[str, bytes]:
     return {
         f"{name}.gz": many_streams(lambda data: gzip.compress(data, 9)),
         f"{name}.bz2": many_streams(bz2.compress),
+        f"{name}.zst": many_streams(zstd.compress),
         f"{name}.xz": many_streams(lambda data: lzma.compress(data, preset=1)),
         "a.zip": raw_zip(name, deflated_zeros(), unpacked=STRETCH * STRETCHES),
         "a.tar.gz": gzip.compress(header.tobuf()) + many_streams(gzip.compress),
@@ -116,11 +117,13 @@ def test_a_bomb_instead_of_a_known_file(kind, files, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-@pytest.mark.parametrize("kind", ["ptb.test.txt.gz", "ptb.test.txt.bz2", "ptb.test.txt.xz", "a.zip"])
+@pytest.mark.parametrize(
+    "kind", ["ptb.test.txt.gz", "ptb.test.txt.bz2", "ptb.test.txt.xz", "ptb.test.txt.zst", "a.zip", "a.tar.gz"]
+)
 def test_a_bomb_as_ones_own_text(kind, files, tmp_path):
     path = tmp_path / kind
     path.write_bytes(files[kind])
-    code, said, kilobytes = limited("prepare", path, "--out", tmp_path / "out")
+    code, said, kilobytes = limited("prepare", path, "--binary", "keep", "--out", tmp_path / "out")
     assert code == 2, said
     assert one_sentence(said), said
     assert f"{max(ALWAYS_ALLOWED, MOST_FOLD * len(files[kind])):,} bytes" in said
@@ -190,6 +193,12 @@ def encrypted_zip() -> bytes:
     return raw_zip("text.txt", bytes(12) + b"text", unpacked=4, method=0, flags=1)
 
 
+def wide_zst() -> bytes:
+    """As `zstd --long=30` writes it where it does not know the size beforehand."""
+    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 30})
+    return packer.compress(b"text" * 1000) + packer.flush()
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -201,6 +210,9 @@ def encrypted_zip() -> bytes:
         (gzip.compress(b"text" * 1000)[:20] + b"\xff" * 400, "damaged"),
         (lzma.compress(b"text" * 1000)[:40] + b"\xff" * 400, "damaged"),
         (lzma.compress(b"text" * 1000) + b"more", "damaged"),
+        (zstd.compress(b"text" * 1000)[:-3], "ends before its end mark"),
+        (zstd.compress(b"text" * 1000) + b"more", "damaged"),
+        (wide_zst(), "too much memory"),
     ],
 )
 def test_what_cannot_be_unpacked_is_said_in_one_sentence(data, said, txl, tmp_path):
@@ -216,6 +228,15 @@ def test_what_cannot_be_unpacked_is_said_in_one_sentence(data, said, txl, tmp_pa
 def test_streams_of_xz_may_follow_each_other(txl, tmp_path):
     path = tmp_path / "a.xz"
     path.write_bytes(lzma.compress(b"first\n" * 100) + bytes(8) + lzma.compress(b"second\n" * 100))
+    code, out, err = txl("prepare", path, "--split", "1", "--json", "--out", tmp_path / "out")
+    assert code == 0, err
+    assert '"bytes": 1300' in out
+
+
+@pytest.mark.parametrize("empty_frame", [b"", b"\x50\x2a\x4d\x18\x03\0\0\0abc"])
+def test_frames_of_zst_may_follow_each_other(empty_frame, txl, tmp_path):
+    path = tmp_path / "a.zst"
+    path.write_bytes(empty_frame + zstd.compress(b"first\n" * 100) + empty_frame + zstd.compress(b"second\n" * 100))
     code, out, err = txl("prepare", path, "--split", "1", "--json", "--out", tmp_path / "out")
     assert code == 0, err
     assert '"bytes": 1300' in out

@@ -11,6 +11,7 @@ from data_helpers import patient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transformer_xl.data.corpora.inputs import Inputs
 from transformer_xl.data.corpora.own_text import OwnText, prepare_given_splits, prepare_own_text
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import DataError
@@ -49,7 +50,7 @@ def test_the_text_comes_back_exactly(kind, story, tmp_path):
 def test_any_bytes_come_back(tmp_path_factory, data, cut):
     folder = tmp_path_factory.mktemp("any")
     (folder / "data.bin").write_bytes(b"x" + data)
-    settings = OwnText(shares=(cut, 1 - cut))
+    settings = OwnText(shares=(cut, 1 - cut), inputs=Inputs(binary="keep"))
     store = prepare_own_text([folder / "data.bin"], out=folder / "store", settings=settings)
     assert b"".join(store.tokenizer.decode_bytes(store.split(name).tokens) for name in store.splits) == b"x" + data
 
@@ -59,7 +60,8 @@ def test_any_bytes_come_back(tmp_path_factory, data, cut):
 def test_any_unicode_comes_back(tmp_path_factory, text, kind):
     folder = tmp_path_factory.mktemp("unicode")
     (folder / "text.txt").write_bytes(b"x" + text.encode())
-    settings = OwnText(tokenizer=kind, shares=(1.0,), vocabulary_size=300 if kind == "bpe" else None)
+    size = 300 if kind == "bpe" else None
+    settings = OwnText(tokenizer=kind, shares=(1.0,), vocabulary_size=size, inputs=Inputs(binary="keep"))
     store = prepare_own_text([folder / "text.txt"], out=folder / "store", settings=settings)
     assert store.tokenizer.decode(store.split("train").tokens) == "x" + text
 
@@ -87,6 +89,20 @@ def test_the_last_line_ends_even_without_a_newline(tmp_path):
     store = prepare_own_text([tmp_path / "a.txt", tmp_path / "b.txt"], out=tmp_path / "store", settings=settings)
     assert texts(store) == ["one two\nthree\n"]
     assert store.split("train").document_starts.tolist() == [0, 3]
+
+
+def test_a_file_larger_than_a_share_is_trained_on(tmp_path):
+    """Whatever its name: held out, it would be most of what there is."""
+    for number in range(30):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} is small\n" * 20)
+    for name in "abcdefgh":
+        path = tmp_path / "texts" / f"{name}.txt"
+        path.write_text("large\n" * 2000)
+        store = prepare_own_text([tmp_path / "texts"], out=tmp_path / name, settings=OwnText(split_by="file"))
+        for split in ("valid", "test"):
+            assert b"large" not in store.tokenizer.decode_bytes(store.split(split).tokens)
+        path.unlink()
 
 
 def test_files_stay_whole_when_split_by_file(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_helpers import patient
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpora import pieces
@@ -28,6 +28,7 @@ from transformer_xl.data.corpora.pieces import (
     ordered_map,
 )
 from transformer_xl.data.corpora.sources import Source
+from transformer_xl.data.store import SplitWriter, smallest_dtype
 from transformer_xl.data.text.tokenizers import ByteTokenizer, WordTokenizer
 from transformer_xl.errors import DataError
 
@@ -41,16 +42,17 @@ def file(tmp_path_factory) -> Path:
 
 
 def encoded(file, tokenizer, rule, fallback):
-    tokens, starts, count = [], [], 0
-    for piece in cut([Part(source=Source(path=file))], fallback=fallback):
-        part = encode_piece((tokenizer, rule), piece)
-        tokens += part.tokens.tolist()
-        starts += (part.document_starts + count).tolist()
-        count += len(part.tokens)
-    return tokens, starts
+    """As a store has it."""
+    with SplitWriter(folder=file.parent, name="train", vocabulary=tokenizer.size) as writer:
+        for piece in cut([Part(source=Source(path=file))], fallback=fallback):
+            writer.append(encode_piece((tokenizer, rule), piece))
+    dtype = smallest_dtype(tokenizer.size)
+    tokens = np.fromfile(file.parent / "train.tokens.bin", dtype).tolist()
+    return tokens, np.fromfile(file.parent / "train.documents.bin", "<i8").tolist()
 
 
 @patient
+@example(lines=[" = T = "], rule=BY_FILE, ended=False, size=1)  # pieces that have no token
 @given(lines=LINES, rule=st.sampled_from(RULES), ended=st.booleans(), size=st.integers(1, 40))
 def test_small_pieces_give_what_the_whole_gives(file, lines, rule, ended, size):
     file.write_text("\n".join(lines) + ("\n" if ended else ""), encoding="utf-8")

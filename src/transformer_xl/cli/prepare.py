@@ -5,6 +5,8 @@ txl prepare enwik8 --out data/enwik8 --source enwik8.zip    a corpus of the pape
 txl prepare wikitext-103 --out data/wt103                   the same, downloaded
 txl prepare novel.txt --out data/novel --tokenizer char     your own text
 cat *.txt | txl prepare - --out data/mine --tokenizer bpe --vocab-size 4096
+txl prepare mail.jsonl.zst --out data/mail --field subject --field body    records: each is a document
+txl prepare ~/project --out data/code --include '*.py' --exclude tests --gitignore
 txl prepare novel.txt --out data/novel --tokenizer-of runs/theirs    for a model that exists, in its own tokens
 """
 
@@ -13,6 +15,7 @@ import json
 from pathlib import Path
 
 from transformer_xl.cli.data import splits_table
+from transformer_xl.data.corpora.inputs import Inputs
 from transformer_xl.data.corpora.known import prepare_known
 from transformer_xl.data.corpora.own_text import OwnText, prepare_given_splits, prepare_own_text
 from transformer_xl.data.corpora.python import prepare_python
@@ -22,7 +25,8 @@ from transformer_xl.data.text.tokenizers import DESCRIPTION, Tokenizer, load_tok
 from transformer_xl.errors import DataError, suggest
 
 OF_A_NEW_TOKENIZER = ("tokenizer", "vocab_size", "lower", "min_count")
-OWN_TEXT_ONLY = (*OF_A_NEW_TOKENIZER, "tokenizer_of", "split", "split_by", "documents", "separator")
+OF_INPUTS = ("field", "include", "exclude", "gitignore", "binary")
+OWN_TEXT_ONLY = (*OF_A_NEW_TOKENIZER, *OF_INPUTS, "tokenizer_of", "split", "split_by", "documents", "separator")
 GIVEN_SPLITS = ("valid", "test")
 KNOWN_ONLY = ("source", "newlines", "splits", "vocab")
 
@@ -44,6 +48,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     known("--vocab", type=Path, metavar="FILE", help="wikitext-103, lm1b: a vocabulary instead of counting")
 
     own = parser.add_argument_group("your own text").add_argument
+    own(
+        "--field",
+        action="append",
+        metavar="NAME",
+        help="of .jsonl, .csv, .tsv, .parquet: what holds the text, such as text or user.name; may be repeated",
+    )
+    own(
+        "--include",
+        action="append",
+        metavar="PATTERN",
+        help="of folders and archives: only such files, e.g. '*.py'; may be repeated",
+    )
+    own(
+        "--exclude",
+        action="append",
+        metavar="PATTERN",
+        help="neither such files nor folders, e.g. node_modules; may be repeated",
+    )
+    own("--gitignore", action="store_true", default=None, help="leave out what .gitignore files leave out")
+    own("--binary", choices=("skip", "keep"), help="files that are no text: left out and listed (default), or taken")
     own("--tokenizer", choices=("byte", "char", "word", "bpe"), help="default: byte")
     own("--tokenizer-of", type=Path, metavar="RUN", help="that of a run, a checkpoint or a data store")
     own("--vocab-size", type=int, metavar="N", help="word, bpe: at most this many tokens")
@@ -143,8 +167,19 @@ def _settings(arguments: argparse.Namespace) -> OwnText:
         "split_by": arguments.split_by,
         "documents": arguments.documents or ("separator" if arguments.separator else None),
         "separator": arguments.separator,
+        "inputs": _inputs(arguments),
     }
     return OwnText(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def _inputs(arguments: argparse.Namespace) -> Inputs:
+    return Inputs(
+        field=tuple(arguments.field or ()),
+        include=tuple(arguments.include or ()),
+        exclude=tuple(arguments.exclude or ()),
+        gitignore=bool(arguments.gitignore),
+        binary=arguments.binary or "skip",
+    )
 
 
 def _shares(text: str) -> tuple[float, ...]:

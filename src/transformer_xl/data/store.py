@@ -149,9 +149,17 @@ class Split:
 
 
 class Store:
+    """A text as tokens in a folder, cut into splits."""
+
     def __init__(self, *, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        splits = ", ".join(f"{split.name} {split.tokens:,}" for split in manifest.splits)
+        what = f"{manifest.name}, {manifest.vocabulary_size:,} {manifest.tokenizer_kind} tokens"
+        return f"<store {self.folder}: {what}; {splits}>"
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -226,7 +234,7 @@ def open_store(path: Path | str, *, verify: bool = False) -> Store:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A piece of one split, ready to be written. Positions count from its first token."""
+    """A piece of one split, ready to be written. Positions count from its first token; a document may begin after its last, and go on in the next."""
 
     tokens: NDArray[Any]
     document_starts: Positions
@@ -246,14 +254,21 @@ class SplitWriter:
         self._files = {kind: _File(folder / f"{name}.{kind}.bin") for kind in kinds}
         self._count = self._document_count = self._bytes = self._characters = 0
         self._words: int | None = 0
+        self._begun = False
+        """Whether a document begins with the next token."""
 
     def append(self, encoded: Encoded) -> None:
         self._files["tokens"].write(encoded.tokens.astype(self.dtype, copy=False))
-        self._files["documents"].write((encoded.document_starts + self._count).astype("<i8", copy=False))
+        starts, size = encoded.document_starts, len(encoded.tokens)
+        if self._begun:
+            starts = np.union1d(starts, np.zeros(1, dtype=np.int64))
+        self._begun = bool(len(starts)) and int(starts[-1]) == size
+        starts = starts[starts < size]
+        self._files["documents"].write((starts + self._count).astype("<i8", copy=False))
         if "sentences" in self._files:
             self._files["sentences"].write((encoded.sentence_starts + self._count).astype("<i8", copy=False))
         self._count += len(encoded.tokens)
-        self._document_count += len(encoded.document_starts)
+        self._document_count += len(starts)
         self._bytes += encoded.bytes
         self._characters += encoded.characters
         self._words = None if self._words is None or encoded.words is None else self._words + encoded.words

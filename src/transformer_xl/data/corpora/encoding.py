@@ -101,11 +101,10 @@ def encode_piece(shared: tuple[tokenizers.Tokenizer, DocumentRule], piece: Piece
         runs.append(tokenizer.encode(text))
         count += len(runs[-1])
     tokens = np.concatenate(runs) if runs else np.zeros(0, dtype=np.int64)
-    document_starts = np.unique(np.asarray(starts, dtype=np.int64))
     sentence_starts, words = _sentences_and_words(tokenizer, tokens, piece)
     return store.Encoded(
         tokens=tokens.astype(store.smallest_dtype(tokenizer.size)),
-        document_starts=document_starts[document_starts < count],
+        document_starts=np.unique(np.asarray(starts, dtype=np.int64)),
         sentence_starts=sentence_starts,
         bytes=len(piece.data),
         characters=count_characters(piece.data),

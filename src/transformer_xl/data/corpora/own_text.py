@@ -1,27 +1,30 @@
 """Makes a store of anybody's own text: files, folders or standard input, any tokenizer, three ways to split."""
 
 import hashlib
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, get_args
 
-from transformer_xl.console import progress
+import numpy as np
+
+from transformer_xl.console import progress, say
 from transformer_xl.data.corpora import encoding, pieces
 from transformer_xl.data.corpora.encoding import make_store
-from transformer_xl.data.corpora.sources import Source, file_or_members, is_tar
+from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, Inputs, gather
+from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.corpora.vocabulary import by_falling_frequency
 from transformer_xl.data.store import Manifest, Store, encoded_by
 from transformer_xl.data.text import tokenizers
 from transformer_xl.errors import DataError, suggest
+from transformer_xl.files import write_text
 
 Kind = Literal["byte", "char", "word", "bpe"]
 Documents = Literal["file", "blank-line", "separator"]
 SPLITS = ("train", "valid", "test")
-STANDARD_INPUT = "-"
 UNITS = {
     "byte": "bits_per_byte",
     "char": "bits_per_character",
@@ -32,7 +35,10 @@ UNITS = {
 DEFAULT_BYTE_PAIRS = 8192
 SMALLEST_BYTE_PAIRS = 256
 LINE_SEARCH_BYTES = 1 << 20
-"""How far from its share a split may end so as to end with a line."""
+"""How far from its share a split may end so as to end with a record or a line."""
+SKIPPED = "skipped.txt"
+TOLD = 10
+"""Lines that say what was skipped, before the rest is only counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,8 @@ class OwnText:
     split_by: Literal["share", "file"] = "share"
     documents: Documents = "file"
     separator: str | None = None
+    inputs: Inputs = field(default_factory=Inputs)
+    """Which files and which fields of records."""
 
     def __post_init__(self) -> None:
         if self.tokenizer not in get_args(Kind):
@@ -96,9 +104,9 @@ def prepare_own_text(
     """One text, split by `settings`. The path `-` is standard input."""
 
     def fill(folder: Path, scratch: Path) -> tuple[Manifest, tokenizers.Tokenizer]:
-        sources = _sources(paths, scratch, standard_input)
-        parts = _by_file(sources, settings) if settings.split_by == "file" else _by_share(sources, settings)
-        return _fill(parts, folder, settings, name=_name(paths))
+        gathered = gather(paths, scratch=scratch, inputs=settings.inputs, standard_input=standard_input)
+        split = _by_file if settings.split_by == "file" else _by_share
+        return _fill(split(gathered.sources, settings), folder, settings, name=_name(paths), gathered=[gathered])
 
     return make_store(out, fill)
 
@@ -115,12 +123,19 @@ def prepare_given_splits(
         raise DataError("`valid=` and `test=` need a `train=` beside them")
 
     def fill(folder: Path, scratch: Path) -> tuple[Manifest, tokenizers.Tokenizer]:
-        parts = {
-            name: [pieces.Part(source=source) for source in _sources(splits[name], scratch, standard_input)]
-            for name in SPLITS
-            if name in splits
-        }
-        return _fill(parts, folder, settings, name=_name(splits["train"]))
+        gathered = {}
+        for name in SPLITS:
+            if name in splits:
+                place = scratch / name
+                place.mkdir()
+                gathered[name] = gather(
+                    splits[name],
+                    scratch=place,
+                    inputs=settings.inputs,
+                    standard_input=standard_input,
+                )
+        parts = {name: [pieces.Part(source=source) for source in found.sources] for name, found in gathered.items()}
+        return _fill(parts, folder, settings, name=_name(splits["train"]), gathered=gathered.values())
 
     return make_store(out, fill)
 
@@ -129,66 +144,39 @@ def _name(paths: Sequence[Path | str]) -> str:
     return "standard input" if paths[0] == STANDARD_INPUT else Path(paths[0]).resolve().name
 
 
-def _sources(paths: Sequence[Path | str], scratch: Path, standard_input: BinaryIO | None) -> list[Source]:
-    sources = [source for path in paths for source in _expand(path, scratch, standard_input)]
-    if not sources:
-        raise DataError(f"{' and '.join(map(str, paths))} holds no text: there is no file that is not hidden")
-    return sources
-
-
-def _expand(path: Path | str, scratch: Path, standard_input: BinaryIO | None) -> Iterator[Source]:
-    if path == STANDARD_INPUT:
-        # Text is read more than once (to count, to encode), which a stream cannot be.
-        kept = scratch / "standard input"
-        with kept.open("wb") as copy:
-            shutil.copyfileobj(standard_input or sys.stdin.buffer, copy)
-        path = kept
-    path = Path(path)
-    if not path.exists():
-        raise DataError(f"{path} does not exist")
-    if not path.is_dir():
-        if path.stat().st_size == 0:
-            raise DataError(f"{'standard input' if path.parent == scratch else path} is empty; give it some text")
-        yield from _texts_of(path)
-        return
-    for file in sorted(path.rglob("*")):
-        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if file.is_file() and not hidden and file.stat().st_size:
-            yield from _texts_of(file)
-
-
-def _texts_of(path: Path) -> list[Source]:
-    # Looked at by name first: whether any compressed file is a .tar inside shows only after decompressing some of it.
-    if (".tar" in path.name or path.suffix in (".tgz", ".tbz2", ".txz")) and is_tar(path):
-        raise DataError(f"{path} is a .tar archive; unpack it and give the folder")
-    return file_or_members(path)
-
-
 def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[pieces.Part]]:
-    """Whole files. Which go where depends on their names alone, in an order that has nothing to do with their contents."""
+    """Whole files. Which go where depends on their names, in an order that has nothing to do with their contents; one that is larger than a share is held
+    out only where there is no other."""
     names = SPLITS[: len(settings.shares)]
     if len(sources) < len(names):
         raise DataError(f"{len(sources)} files cannot be split into {len(names)} by file; use `split_by=share`")
-    waiting = sorted(sources, key=lambda one: hashlib.sha256((one.member or one.path.name).encode()).hexdigest())
+    waiting = sorted(sources, key=_name_digest)
     total = sum(source.disk_bytes for source in sources)
     chosen: dict[str, list[Source]] = {name: [] for name in names}
     for index, (name, share) in reversed(list(enumerate(zip(names, settings.shares, strict=True)))):
         bytes_so_far = 0
         # Every split gets a file, and leaves one for each split still to come.
         while len(waiting) > index and (index == 0 or not chosen[name] or bytes_so_far < share * total):
-            chosen[name].append(waiting.pop(0))
+            fitting = (source for source in waiting if index == 0 or source.disk_bytes <= share * total)
+            chosen[name].append(next(fitting, waiting[0]))
+            waiting.remove(chosen[name][-1])
             bytes_so_far += chosen[name][-1].disk_bytes
     return {name: [pieces.Part(source=source) for source in sources if source in chosen[name]] for name in names}
 
 
+def _name_digest(source: Source) -> str:
+    name = PurePosixPath(source.name.rpartition(":")[2]).name
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+
+
 def _by_share(sources: list[Source], settings: OwnText) -> dict[str, list[pieces.Part]]:
-    """One split of the text after the other, each ending with a line wherever one ends nearby."""
+    """One split of the text after the other, each ending with a record or a line wherever one ends nearby."""
     sizes = [_text_bytes(source) for source in sources]
     total = sum(sizes)
     bounds, so_far = [0], 0.0
     for share in settings.shares[:-1]:
         so_far += share
-        bounds.append(_end_of_line(sources, sizes, round(so_far * total), settings.fallback))
+        bounds.append(_good_end(sources, sizes, round(so_far * total), settings.fallback, after=bounds[-1]))
     bounds.append(total)
     names = SPLITS[: len(settings.shares)]
     ends = zip(names, pairwise(bounds), strict=True)
@@ -202,16 +190,21 @@ def _text_bytes(source: Source) -> int:
         return sum(map(len, source.blocks(advance=advance)))
 
 
-def _end_of_line(sources: list[Source], sizes: list[int], position: int, fallback: pieces.Fallback) -> int:
-    """The end of the last line that ends at or before `position`, in the file `position` lies in."""
+def _good_end(sources: list[Source], sizes: list[int], position: int, fallback: pieces.Fallback, *, after: int) -> int:
+    """The end of the last record, or else of the last line, that ends at or before `position`, in the file `position` lies in."""
     begin = 0
     for source, size in zip(sources, sizes, strict=True):
         if begin <= position < begin + size:
-            start = max(position - begin - LINE_SEARCH_BYTES, 0)
+            here = position - begin
+            if (starts := source.record_starts()) is not None:
+                record = int(starts[np.searchsorted(starts, here, side="right") - 1])
+                if here - record <= LINE_SEARCH_BYTES and begin + record > after:
+                    return begin + record
+            start = max(here - LINE_SEARCH_BYTES, 0)
             with source.open() as stream:
                 stream.seek(start)
                 # One byte more: whether a character ends here shows only in the byte after it.
-                window = stream.read(position - begin - start + 1)
+                window = stream.read(here - start + 1)
             return begin + start + pieces.cut_point(window, len(window) - 1, fallback)
         begin += size
     return position
@@ -229,19 +222,54 @@ def _between(sources: list[Source], sizes: list[int], begin: int, end: int) -> l
 
 
 def _fill(
-    parts: dict[str, list[pieces.Part]], folder: Path, settings: OwnText, *, name: str
+    parts: dict[str, list[pieces.Part]],
+    folder: Path,
+    settings: OwnText,
+    *,
+    name: str,
+    gathered: Iterable[Gathered],
 ) -> tuple[Manifest, tokenizers.Tokenizer]:
+    looked = list(gathered)
+    _tell(looked, folder)
     tokenizer = _tokenizer(parts, settings)
     records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=settings.rule)
     manifest = Manifest(
         name=name,
         rule=_rule(settings),
         unit=UNITS[tokenizer.kind],
-        documents=settings.rule.description,
+        documents=("a record's or " if any(one.records for one in looked) else "") + settings.rule.description,
+        origin=_origin(looked),
         splits=records,
         **encoded_by(tokenizer),
     )
     return manifest, tokenizer
+
+
+def _tell(looked: list[Gathered], folder: Path) -> None:
+    """What was skipped: the first few on stderr, all of it in the store."""
+    lines = [
+        f"{why}\t{what!r}" if not what.isprintable() else f"{why}\t{what}"
+        for one in looked
+        for why, what in one.skipped
+    ]
+    if not lines:
+        return
+    write_text(folder / SKIPPED, "".join(f"{line}\n" for line in lines))
+    for line in lines[:TOLD]:
+        say("skipped " + line.replace("\t", ": "))
+    if len(lines) > TOLD:
+        say(f"... and {len(lines) - TOLD:,} more; all stand in the store's {SKIPPED}")
+
+
+def _origin(looked: list[Gathered]) -> dict[str, str]:
+    told = {
+        "records": f"{sum(one.records for one in looked):,}" if any(one.records for one in looked) else "",
+        "fields": ", ".join(dict.fromkeys(name for one in looked for name in one.field)),
+        "skipped": ", ".join(
+            f"{count:,} {why}" for why, count in sorted(sum((o.counts for o in looked), Counter()).items())
+        ),
+    }
+    return {what: value for what, value in told.items() if value}
 
 
 def _tokenizer(parts: dict[str, list[pieces.Part]], settings: OwnText) -> tokenizers.Tokenizer:

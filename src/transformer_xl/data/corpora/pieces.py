@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from transformer_xl.console import progress
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.corpora.unpacking import Advance
@@ -42,6 +45,12 @@ class Part:
     start: int = 0
     stop: int | None = None
 
+    @property
+    def disk_bytes(self) -> int:
+        """What is read of the disk; what is compressed is read from its beginning."""
+        size = self.source.disk_bytes
+        return size if self.stop is None or not self.source.plain else self.stop - self.start
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -53,6 +62,8 @@ class Piece:
     after: bytes = b""
     first: bool = False
     last: bool = False
+    starts: tuple[int, ...] = ()
+    """Where records begin in `data`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +78,7 @@ class DocumentRule:
     def spans(self, piece: Piece) -> list[tuple[int, int]]:
         """(stop of the text before, start of the document) for each document beginning in the piece, in order."""
         spans = [(0, 0)] if piece.first and self.at_parts else []
+        spans += [(start, start) for start in piece.starts if start or not spans]
         if self.pattern is None:
             return spans
         margin = len(piece.before)
@@ -75,7 +87,7 @@ class DocumentRule:
             if start < 0 or begin >= len(piece.data) or (start == len(piece.data) and not self.dropped):
                 continue
             spans.append((max(begin, 0) if self.dropped else start, start))
-        return spans
+        return sorted(set(spans)) if piece.starts else spans
 
 
 NO_DOCUMENTS = DocumentRule(description="none are marked", at_parts=False)
@@ -101,17 +113,27 @@ def cut(parts: Iterable[Part], *, fallback: Fallback, advance: Advance | None = 
     """The parts one after the other, in pieces."""
     for part in parts:
         name, buffer, before, offset, first = part.source.name, b"", b"", part.start, True
+        starts = part.source.record_starts()
         for data in _read(part, advance):
             buffer = buffer + data if buffer else data
             # The margin stays behind, so that a piece always sees what follows it.
             while (limit := len(buffer) - MARGIN_BYTES) >= PIECE_BYTES and (end := cut_point(buffer, limit, fallback)):
                 data, buffer = buffer[:end], buffer[end:]
                 after = buffer[:MARGIN_BYTES]
-                yield Piece(name=name, offset=offset, data=data, before=before, after=after, first=first)
+                inside = _between(starts, offset, offset + end)
+                yield Piece(name=name, offset=offset, data=data, before=before, after=after, first=first, starts=inside)
                 # The last line of a piece, whole or, where it is very long, its end.
                 line = data.rfind(b"\n", 0, len(data) - 1) + 1
                 before, offset, first = data[max(line, len(data) - MARGIN_BYTES) :], offset + end, False
-        yield Piece(name=name, offset=offset, data=buffer, before=before, first=first, last=True)
+        inside = _between(starts, offset, offset + len(buffer))
+        yield Piece(name=name, offset=offset, data=buffer, before=before, first=first, last=True, starts=inside)
+
+
+def _between(starts: NDArray[np.int64] | None, begin: int, end: int) -> tuple[int, ...]:
+    if starts is None:
+        return ()
+    first, last = np.searchsorted(starts, (begin, end))
+    return tuple((starts[first:last] - begin).tolist())
 
 
 def _read(part: Part, advance: Advance | None) -> Iterator[bytes]:
@@ -144,7 +166,7 @@ def cores() -> int:
 
 def total_bytes(parts: Sequence[Part]) -> int:
     """Bytes on disk: what reading them all will take, as near as can be known beforehand."""
-    return sum(part.source.disk_bytes for part in parts)
+    return sum(part.disk_bytes for part in parts)
 
 
 def each_piece(

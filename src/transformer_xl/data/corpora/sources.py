@@ -8,17 +8,20 @@ import hashlib
 import io
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from transformer_xl.data.corpora import unpacking
 from transformer_xl.data.corpora.recipes import KnownFile
 from transformer_xl.errors import DataError
 
-COMPRESSED_ENDINGS = (".gz", ".xz", ".bz2")
+COMPRESSED_ENDINGS = (".gz", ".xz", ".bz2", ".zst")
 LONGEST_NAME = 256
 
 
@@ -31,9 +34,15 @@ class Source:
     """What it must be; None for people's own text."""
     most: int | None = None
     """What it may become, where that depends on what it is for."""
+    title: str | None = None
+    """What people know it by, where it lies under another name: it came out of an archive or of standard input."""
+    starts: Path | None = None
+    """The file of int64 positions where its documents begin, where it holds many."""
 
     @property
     def name(self) -> str:
+        if self.title is not None:
+            return self.title
         return f"{self.path}:{self.member}" if self.member else str(self.path)
 
     @property
@@ -61,6 +70,9 @@ class Source:
         return DataError(
             f"{self.name} is not the {self.known.name} we know: it has more than {self.most_bytes:,} bytes; bring the right file with `source=`"
         )
+
+    def record_starts(self) -> NDArray[np.int64] | None:
+        return None if self.starts is None else np.memmap(self.starts, dtype=np.int64, mode="r")
 
     @contextmanager
     def open(self, *, advance: unpacking.Advance | None = None) -> Iterator[unpacking.Stream]:
@@ -176,6 +188,22 @@ def _wanted_members(
     packed: unpacking.Stream, *, name: str, files: tuple[KnownFile, ...]
 ) -> Iterator[tuple[str, unpacking.Stream]]:
     """The bare name of each, and its content, which must be read before the next is asked for."""
+
+    def known(member: tarfile.TarInfo) -> KnownFile | None:
+        bare = PurePosixPath(member.name).name
+        return next((file for file in files if fnmatch.fnmatchcase(bare, file.name)), None)
+
+    for member, content in tar_files(packed, name=name, wanted=lambda member: known(member) is not None):
+        bare, file = PurePosixPath(member.name).name, known(member)
+        if file is not None and bare.isprintable() and len(bare) < LONGEST_NAME:
+            inside = Source(path=Path(name), member=bare, known=file)
+            yield bare, unpacking.Stream(content, name=inside.name, most=file.most_bytes, refusal=inside.refusal)
+
+
+def tar_files(
+    packed: unpacking.Stream, *, name: str, wanted: Callable[[tarfile.TarInfo], bool]
+) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
+    """Each wanted file of an archive, and its content, which must be read before the next is asked for. Neither links nor files with holes."""
     with ExitStack() as opened:
         with unpacking.said(name):
             archive = opened.enter_context(tarfile.open(fileobj=packed, mode="r|", tarinfo=unpacking.TarMember))  # type: ignore[call-overload]
@@ -185,9 +213,7 @@ def _wanted_members(
                 archive.members = []  # it would keep every one that it has passed
                 if member is None:
                     return
-                bare = PurePosixPath(member.name).name
-                known = next((file for file in files if fnmatch.fnmatchcase(bare, file.name)), None)
-                content = archive.extractfile(member) if member.isreg() and known is not None else None
-            if known is not None and content is not None and bare.isprintable() and len(bare) < LONGEST_NAME:
-                inside = Source(path=Path(name), member=bare, known=known)
-                yield bare, unpacking.Stream(content, name=inside.name, most=known.most_bytes, refusal=inside.refusal)
+                plain = member.isreg() and not member.issparse()
+                content = archive.extractfile(member) if wanted(member) and plain else None
+            if content is not None:
+                yield member, content

@@ -7,6 +7,7 @@ import bz2
 import gzip
 import io
 import lzma
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -16,14 +17,23 @@ from typing import IO, Any
 
 from transformer_xl.errors import DataError
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 BLOCK = 1 << 20
 MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"BZh": "bz2", b"PK\x03\x04": "zip", b"PK\x05\x06": "zip"}
+MAGIC |= {b"\x28\xb5\x2f\xfd": "zst", **{bytes([0x50 + n]) + b"\x2a\x4d\x18": "zst" for n in range(16)}}
+"""The sixteen are frames that hold no text; some compressors begin with one."""
 MOST_FOLD = 100
 """What is compressed may become so many times as large: text is squeezed tenfold at best, a bomb a thousandfold."""
 ALWAYS_ALLOWED = 64 << 20
 """Bytes that any file may become, however small it is."""
 XZ_MEMORY = 256 << 20
 """What the decoder may take. `xz -9` needs a quarter of it; a header of a few bytes could ask for four gigabytes."""
+ZSTD_WINDOW_BITS = 27
+"""The same for zstd: what `zstd --ultra` and `--long` take; `--long=31` would be two gigabytes."""
 ZIP_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2}
 """Those whose decoders are small; the dictionary of ZIP_LZMA is as large as the file says."""
 LONGEST_TAR_HEADER = 1 << 20
@@ -107,12 +117,13 @@ class Counting(io.FileIO):
         return data
 
 
-class Xz(io.RawIOBase):
-    """An .xz file, one stream after another, whose decoder is held to its memory: LZMAFile has no such limit."""
+class Frames(io.RawIOBase):
+    """An .xz or .zst file, one stream after another, whose decoder is held to its memory and to the room it is given: the libraries' own files have no
+    such limits, or end quietly where a file was cut short."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+    def __init__(self, file: IO[bytes], make_decoder: Callable[[], Any], *, padding: bytes = b"") -> None:
+        self._file, self._make_decoder, self._padding = file, make_decoder, padding
+        self._decoder = make_decoder()
 
     def readable(self) -> bool:
         return True
@@ -124,7 +135,7 @@ class Xz(io.RawIOBase):
                 fed = self._next_stream()
                 if not fed:
                     return 0
-                self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+                self._decoder = self._make_decoder()
             else:
                 fed = self._file.read(BLOCK) if self._decoder.needs_input else b""
                 if self._decoder.needs_input and not fed:
@@ -134,25 +145,35 @@ class Xz(io.RawIOBase):
         return len(data)
 
     def _next_stream(self) -> bytes:
-        """Zeros may stand between streams."""
-        rest = self._decoder.unused_data.lstrip(b"\0")
+        rest: bytes = self._decoder.unused_data.lstrip(self._padding)
         while not rest and (block := self._file.read(BLOCK)):
-            rest = block.lstrip(b"\0")
+            rest = block.lstrip(self._padding)
         return rest
+
+
+def _xz_decoder() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+
+
+def _zstd_decoder() -> Any:
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_BITS})
 
 
 def decompressed(buffered: IO[bytes], kind: str) -> IO[bytes]:
     if kind == "gz":
         return gzip.GzipFile(fileobj=buffered)  # type: ignore[return-value]
     if kind == "xz":
-        return io.BufferedReader(Xz(buffered), BLOCK)
+        # Zeros may stand between streams.
+        return io.BufferedReader(Frames(buffered, _xz_decoder, padding=b"\0"), BLOCK)
+    if kind == "zst":
+        return io.BufferedReader(Frames(buffered, _zstd_decoder), BLOCK)
     if kind == "bz2":
         return bz2.BZ2File(buffered)
     return buffered
 
 
 def kind_of(path: Path) -> str:
-    """gz, xz, bz2, zip or plain, by the first bytes."""
+    """gz, xz, bz2, zst, zip or plain, by the first bytes."""
     with said(str(path)), path.open("rb") as file:
         head = file.read(8)
     return next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), "plain")

@@ -46,13 +46,28 @@ def token_stream(tokenizer: Tokenizer, stream: Iterable[bytes], *, name: str) ->
     """Each piece as soon as it is certain; the last when the stream ends. `name` is what errors call the stream."""
     offset = 0
     for piece in stream if isinstance(tokenizer, ByteTokenizer) else _pieces(stream, _cut_rule(tokenizer), name=name):
-        try:
-            token_P = tokenizer.encode(piece)
-        except DataError as error:
-            raise DataError(f"{name}, counted from byte {offset:,}: {error}") from None
-        if len(token_P):
-            yield Placed(token_P=token_P, offset_P=offset + _places(tokenizer, piece, token_P))
+        placed = _placed(tokenizer, piece, name=f"{name}, counted from byte {offset:,}")
+        if len(placed.token_P):
+            yield Placed(token_P=placed.token_P, offset_P=offset + placed.offset_P)
         offset += len(piece) if isinstance(piece, bytes) else len(encode_utf8(piece))
+
+
+def placed_tokens(tokenizer: Tokenizer, data: bytes, *, name: str) -> Placed:
+    """The tokens of a text that is there whole."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return _placed(tokenizer, data, name=name)
+    text, rest = _whole_characters(data, name=name, offset=0)
+    if rest:
+        raise _not_utf8(rest, 0, name=name, offset=len(data) - len(rest))
+    return _placed(tokenizer, text, name=name)
+
+
+def _placed(tokenizer: Tokenizer, piece: str | bytes, *, name: str) -> Placed:
+    try:
+        token_P = tokenizer.encode(piece)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    return Placed(token_P=token_P, offset_P=_places(tokenizer, piece, token_P))
 
 
 def _pieces(stream: Iterable[bytes], cut: re.Pattern[str], *, name: str) -> Iterator[str]:
