@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.checkpoint import Counters, Window
+from transformer_xl.checkpoint import Counters, Timetable, Window
 from transformer_xl.errors import CheckpointError
 
 TRAINED = Counters(
@@ -20,8 +20,23 @@ TRAINED = Counters(
     window=Window(nats=2.0, tokens=12, seconds=0.1, steps=1, norm=0.3),
     lanes={"kind": "lanes", "offset": 12},
     data="fingerprint",
+    origin="fingerprint of weights",
     scaler={},
     ranks=2,
+    timetable=Timetable(
+        minutes=2.0,
+        steps=50,
+        validation_tokens=100,
+        validating=0.5,
+        saving=0.25,
+        spent=3.0,
+        before=1.0,
+        step=5,
+        seconds=1.25,
+        position=5.5,
+        pace=1.125,
+        mark=11,
+    ),
 )
 
 
@@ -37,10 +52,12 @@ def test_what_is_written_is_read_back(counters):
 def test_fields_stand_in_their_order_and_what_goes_without_saying_is_left_out():
     names = [field.name for field in fields(Counters)]
     assert list(TRAINED.to_json()) == names
-    assert list(Counters.unbegun(step=3).to_json()) == [name for name in names if name not in ("data", "ranks")]
+    unsaid = ("data", "origin", "ranks", "timetable")
+    assert list(Counters.unbegun(step=3).to_json()) == [name for name in names if name not in unsaid]
 
 
-@pytest.mark.parametrize("data", [None, 5, ["fingerprint"]])
-def test_a_fingerprint_is_text_or_left_out(data):
-    with pytest.raises(CheckpointError, match=r"training.json: data: expected a word, found"):
-        Counters.from_json({**TRAINED.to_json(), "data": data}, path=Path("training.json"))
+@pytest.mark.parametrize("name", ["data", "origin"])
+@pytest.mark.parametrize("value", [None, 5, ["fingerprint"]])
+def test_a_fingerprint_is_text_or_left_out(name, value):
+    with pytest.raises(CheckpointError, match=rf"training.json: {name}: expected a word, found"):
+        Counters.from_json({**TRAINED.to_json(), name: value}, path=Path("training.json"))

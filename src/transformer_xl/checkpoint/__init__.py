@@ -12,5 +12,6 @@ from transformer_xl.checkpoint.folder import verify as verify
 from transformer_xl.checkpoint.folder import write_checkpoint as write_checkpoint
 from transformer_xl.checkpoint.run_folder import RunFolder as RunFolder
 from transformer_xl.checkpoint.training_state import Counters as Counters
+from transformer_xl.checkpoint.training_state import Timetable as Timetable
 from transformer_xl.checkpoint.training_state import TrainingState as TrainingState
 from transformer_xl.checkpoint.training_state import Window as Window

@@ -5,6 +5,7 @@
       about.json            corpus, unit and rule of its figures, step, validation
       model.safetensors     the weights to use (averaged, where the run averages)
       tokenizer/
+      adapter.safetensors   where only an adapter is trained; model.safetensors then holds the sum
       training.safetensors  optimiser, averages, memory, random states  } only where training goes on
       training.json         counters, lane positions, schedule          }
       checksums.json        of all the above
@@ -26,7 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from transformer_xl.checkpoint.run_folder import RunFolder
+from transformer_xl.checkpoint.adapter_file import Adapter, merge_adapter, write_adapter
+from transformer_xl.checkpoint.run_folder import ADAPTER_FILE, RunFolder
 from transformer_xl.checkpoint.training_state import Counters, TrainingState
 from transformer_xl.config import RunConfig
 from transformer_xl.config.fields import read
@@ -65,6 +67,8 @@ class Checkpoint:
     tokenizer: Tokenizer
     run: RunFolder | None = None
     """The run it belongs to, where results about it are written."""
+    adapter: Adapter | None = None
+    """What was added to its weights."""
 
 
 def write_checkpoint(
@@ -75,6 +79,7 @@ def write_checkpoint(
     weights: Mapping[str, Tensor],
     tokenizer: Tokenizer,
     training: TrainingState | None = None,
+    adapter: Adapter | None = None,
 ) -> None:
     with atomic_folder(folder) as temporary:
         write_json(temporary / "config.json", asdict(config))
@@ -83,6 +88,8 @@ def write_checkpoint(
         save_tensors(plain, temporary / "model.safetensors")
         (temporary / "tokenizer").mkdir()
         tokenizer.save(temporary / "tokenizer")
+        if adapter is not None:
+            write_adapter(temporary / ADAPTER_FILE, adapter)
         if training is not None:
             save_tensors(training.tensors, temporary / "training.safetensors")
             write_json(temporary / "training.json", training.counters.to_json())
@@ -146,11 +153,16 @@ def verified_folder(path: Path | str) -> Path:
     return folder
 
 
-def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> Checkpoint:
-    """From a run (its best checkpoint, else its newest) or from a checkpoint's own folder. Ready for evaluation."""
+def load_checkpoint(
+    path: Path | str, *, device: torch.device | str = "cpu", adapter: Path | str | None = None
+) -> Checkpoint:
+    """From a run (its best checkpoint, else its newest) or from a checkpoint's own folder, with the adapter in a file added to it. Ready for
+    evaluation."""
     folder = verified_folder(path)
     config = read_config(folder / "config.json")
-    model = load_model(folder / "model.safetensors", config=config).to(device).eval()
+    model = load_model(folder / "model.safetensors", config=config)
+    added = None if adapter is None else merge_adapter(model, adapter)
+    model = model.to(device).eval()
     tokenizer = load_tokenizer(folder / "tokenizer")
     if tokenizer.size != config.model.vocabulary:
         raise CheckpointError(
@@ -159,7 +171,9 @@ def load_checkpoint(path: Path | str, *, device: torch.device | str = "cpu") -> 
         )
     run = RunFolder(folder.parents[1]) if folder.parent.name == "checkpoints" else None
     about = read_about(folder / "about.json")
-    return Checkpoint(folder=folder, config=config, about=about, model=model, tokenizer=tokenizer, run=run)
+    return Checkpoint(
+        folder=folder, config=config, about=about, model=model, tokenizer=tokenizer, run=run, adapter=added
+    )
 
 
 def read_config(path: Path) -> RunConfig:

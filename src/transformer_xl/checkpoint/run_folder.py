@@ -1,6 +1,6 @@
 """A run is a folder, always the same. Where everything in it lies; knows no content.
 
-RUN/config.json environment.json metrics.jsonl README.md tensorboard/
+RUN/config.json environment.json metrics.jsonl README.md adapter.safetensors tensorboard/
     checkpoints/step-00001000/ ... best.json
     evaluations/ samples/ figures/
 """
@@ -16,6 +16,8 @@ from transformer_xl.files import clear_leftovers, open_plain, put_back_all, remo
 
 STEP_FOLDER = re.compile(r"step-(\d{8,18})")
 """No step has more digits: training.steps is far below, and a name may be as long as somebody likes."""
+ADAPTER_FILE = "adapter.safetensors"
+"""In a run: that of the checkpoint to use, for whoever takes it elsewhere."""
 FILLING = ("evaluations", "samples", "figures")
 """Folders that fill up as a run is used."""
 
@@ -26,7 +28,7 @@ class RunFolder:
         self.config, self.environment = self.path / "config.json", self.path / "environment.json"
         self.metrics, self.card = self.path / "metrics.jsonl", self.path / "README.md"
         self.tensorboard, self.checkpoints = self.path / "tensorboard", self.path / "checkpoints"
-        self.lock = self.path / "lock"
+        self.lock, self.adapter = self.path / "lock", self.path / ADAPTER_FILE
 
     def made(self, name: str) -> Path:
         """One of FILLING, or a folder like them."""
@@ -42,7 +44,7 @@ class RunFolder:
 
     def refuse_links(self) -> None:
         """For who is about to write all over it: better now than after an hour of training."""
-        files = (self.lock, self.config, self.environment, self.metrics, self.card)
+        files = (self.lock, self.config, self.environment, self.metrics, self.card, self.adapter)
         folders = (self.checkpoints, self.tensorboard, *(self.path / name for name in FILLING))
         self._refuse_links([*files, *folders])
         for folder in folders:

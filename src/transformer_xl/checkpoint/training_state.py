@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from transformer_xl.config.fields import read
+from transformer_xl.config.fields import LARGEST_SIZE, read
 from transformer_xl.errors import CheckpointError, TransformerXLError, shown
 
 T = TypeVar("T")
@@ -30,6 +30,34 @@ class Window:
     norm: float = 0.0
     frequency_nats: float = 0.0
     """What the same tokens cost by how often each occurs (`training.stuck`)."""
+
+
+@dataclass(kw_only=True)
+class Timetable:
+    """How training goes on that ends by the clock (`training.clock`), as found at the last mark."""
+
+    minutes: float
+    """That it was made for."""
+    steps: int
+    """Of the schedule."""
+    validation_tokens: int
+    """That a validation reads at most. 0: there is none."""
+    validating: float
+    saving: float
+    """Seconds that each takes, as last measured: the end waits for both."""
+    spent: float
+    """Seconds until now, whatever they went to."""
+    before: float
+    """Those that were spent outside steps until it was made."""
+    step: int
+    seconds: float
+    """Of the last mark: its step, and the time in steps until then."""
+    position: float
+    """Where on the schedule it was."""
+    pace: float
+    """By how much a step since then moves on."""
+    mark: int
+    """The step at which the pace is found anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +87,13 @@ class Counters:
     """Where the data are read on; None: from their beginning, as an imported run does."""
     data: str | None = None
     """The fingerprint of the text; none in what was saved before it was kept, or is imported."""
+    origin: str | None = None
+    """The fingerprint of the weights it began with; None: of its own, drawn by chance."""
     scaler: dict[str, Any] = field(default_factory=dict)
     """The fields of `Scaling`; empty where it was saved without one."""
     ranks: int = 1
+    timetable: Timetable | None = None
+    """None where steps decide."""
 
     @classmethod
     def unbegun(cls, *, step: int) -> "Counters":
@@ -70,7 +102,7 @@ class Counters:
         return cls(step=step, rate_scale=1.0, best_nats=None, window=Window(), **none)
 
     def to_json(self) -> dict[str, Any]:
-        unsaid = {"data": None, "ranks": 1}
+        unsaid = {"data": None, "origin": None, "ranks": 1, "timetable": None}
         return {name: value for name, value in asdict(self).items() if name not in unsaid or value != unsaid[name]}
 
     @classmethod
@@ -79,8 +111,9 @@ class Counters:
         for name in ("lanes", "scaler"):
             if not isinstance(values.get(name, ""), dict) and (name, values.get(name, "")) != ("lanes", None):
                 raise CheckpointError(f"{path}: {name} is missing, or is no table of fields")
-        if not isinstance(values.get("data", ""), str):  # null, too: who does not know the text leaves it out
-            raise CheckpointError(f"{path}: data: expected a word, found {shown(values['data'])}")
+        for name in ("data", "origin"):
+            if not isinstance(values.get(name, ""), str):  # null, too: who does not know it leaves it out
+                raise CheckpointError(f"{path}: {name}: expected a word, found {shown(values[name])}")
         tables = {name: values[name] for name in ("lanes", "scaler")}
         numbers = {name: value for name, value in values.items() if name not in tables}
         found = replace(_fields(cls, numbers, path=path), **tables)
@@ -122,6 +155,19 @@ def _check_counters(found: Counters, *, path: Path) -> None:
     }
     _check_ranges(found, rules, path=path)
     _check_ranges(found.window, of_window, path=path, of="window.")
+    if (table := found.timetable) is not None:
+        of_table: dict[str, tuple[float, float]] = {
+            **dict.fromkeys(
+                ("minutes", "validation_tokens", "validating", "saving", "spent", "before", "mark", "pace"), any_count
+            ),
+            **{
+                "steps": (1, LARGEST_SIZE),
+                "step": up_to_step,
+                "seconds": (0, found.seconds),
+                "position": (0, table.steps),
+            },
+        }
+        _check_ranges(table, of_table, path=path, of="timetable.")
 
 
 def _check_scaling(found: Scaling, *, path: Path) -> None:

@@ -1,5 +1,6 @@
 """The mathematics: tokens, targets and memory in; losses in token order and new memory out. Knows no text."""
 
+import copy
 from dataclasses import asdict
 
 import torch
@@ -23,6 +24,7 @@ __all__ = [
     "build_model",
     "build_shapes",
     "parameter_count",
+    "twin",
 ]
 
 AnyModel = TransformerXL | Recurrent
@@ -49,3 +51,9 @@ def build_shapes(config: ModelConfig | RecurrentConfig) -> AnyModel:
 def parameter_count(config: ModelConfig | RecurrentConfig) -> int:
     """How many numbers are learned."""
     return sum(parameter.numel() for parameter in build_shapes(config).parameters())
+
+
+def twin(model: AnyModel) -> AnyModel:
+    """The same weights in another object: for who changes how long a memory is, or how it attends, while somebody else reads with the model."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
