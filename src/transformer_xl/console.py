@@ -1,7 +1,8 @@
-"""How long something takes, shown as it goes: a live bar on a terminal, a plain line now and then elsewhere. Always on stderr, so that what a
-command prints stays clean for programs."""
+"""How long something takes, shown as it goes: a live bar on a terminal, a line that redraws in a notebook, a plain line now and then elsewhere. Never on
+a command's stdout, so that what it prints stays clean for programs. Threads may show theirs side by side."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,15 @@ from typing import Any, Protocol
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 2.0
+SECONDS_BETWEEN_DRAWINGS = 0.2
+CELLS = 24
+"""Of a bar in a notebook."""
 
 _bars: list[Any] = []
-"""The live display, while there is one: a bar within a bar shares it, for a terminal has only one last line."""
+"""The live display, once for each bar on it: all share it, because a terminal has only one last line."""
+_sharing = threading.Lock()
+_cell = threading.local()
+"""In a notebook, what this thread shows: the handle of its display, and a line for each bar within a bar."""
 _quiet = False
 
 
@@ -24,11 +31,20 @@ def progress(title: str, *, total: float | None, unit: str = "") -> Iterator[Adv
     """Yields `advance(amount, note=...)`. `unit` "bytes" is shown as MB."""
     if _quiet:
         yield lambda amount=1, *, note=None: None
+    elif in_notebook():
+        with _redrawn(title, total, unit) as advance:
+            yield advance
     elif sys.stderr.isatty():
         with _live(title, total, unit) as advance:
             yield advance
     else:
         yield _plain(title, total, unit)
+
+
+def in_notebook() -> bool:
+    """Whether a kernel of Jupyter's runs this. Nothing is imported to find out."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def be_quiet() -> None:
@@ -41,10 +57,13 @@ def say(text: str) -> None:
     """A line for people that stays, above the bar where there is one."""
     if _quiet:
         return
-    if _bars:
-        _bars[-1].console.print(text, markup=False, highlight=False)
+    with _sharing:
+        console = _bars[-1].console if _bars else None
+    if console is not None:
+        console.print(text, markup=False, highlight=False)
     else:
-        print(text, file=sys.stderr, flush=True)
+        # A notebook shows stderr as if something had gone wrong.
+        print(text, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
 
 @contextmanager
@@ -52,31 +71,68 @@ def _live(title: str, total: float | None, unit: str) -> Iterator[Advance]:
     from rich import progress as bars
     from rich.console import Console
 
-    def advancing(bar: bars.Progress) -> tuple[Advance, bars.TaskID]:
-        task = bar.add_task(title, total=total, note="")
-
-        def advance(amount: float = 1, *, note: str | None = None) -> None:
-            fields: dict[str, Any] = {} if note is None else {"note": note}
-            bar.update(task, advance=amount, **fields)
-
-        return advance, task
-
-    if _bars:
-        advance, task = advancing(_bars[-1])
-        try:
-            yield advance
-        finally:
-            _bars[-1].remove_task(task)
-        return
-    amount_column = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
-    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=24), amount_column)
-    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[note]}"))
-    with bars.Progress(*columns, *times, console=Console(stderr=True)) as bar:
+    with _sharing:
+        if _bars:
+            bar = _bars[-1]
+        else:
+            amount_column = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
+            columns = (bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=24), amount_column)
+            times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[note]}"))
+            bar = bars.Progress(*columns, *times, console=Console(stderr=True))
+            bar.start()
         _bars.append(bar)
-        try:
-            yield advancing(bar)[0]
-        finally:
+    task = bar.add_task(title, total=total, note="")
+
+    def advance(amount: float = 1, *, note: str | None = None) -> None:
+        fields: dict[str, Any] = {} if note is None else {"note": note}
+        bar.update(task, advance=amount, **fields)
+
+    try:
+        yield advance
+    finally:
+        with _sharing:
             _bars.pop()
+            if not _bars:
+                bar.stop()  # and leaves the last bar standing
+            else:
+                bar.remove_task(task)
+
+
+@contextmanager
+def _redrawn(title: str, total: float | None, unit: str) -> Iterator[Advance]:
+    """In the output of the cell. A bar within a bar is a second line, which goes when it is done."""
+    from IPython.display import display
+
+    lines = _cell.__dict__.setdefault("lines", [])
+    place, done, next_at = len(lines), 0.0, 0.0
+    lines.append("")
+    if not place:
+        _cell.handle = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def draw() -> None:
+        _cell.handle.update({"text/plain": "\n".join(lines)}, raw=True)
+
+    def advance(amount: float = 1, *, note: str | None = None) -> None:
+        nonlocal done, next_at
+        done += amount
+        full = int(CELLS * min(1.0, done / total)) if total else 0
+        lines[place] = (
+            f"{title} {'█' * full}{'░' * (CELLS - full)} {_amount(done, total, unit)}{'  ' + note if note else ''}"
+        )
+        if time.monotonic() >= next_at:
+            next_at = time.monotonic() + SECONDS_BETWEEN_DRAWINGS
+            draw()
+
+    try:
+        yield advance
+    finally:
+        draw()
+        lines.pop()
+
+
+def _amount(done: float, total: float | None, unit: str) -> str:
+    share = f" ({done / total:.0%})" if total else ""
+    return (f"{done / 1e6:,.1f} MB" if unit == "bytes" else f"{done:,.0f} {unit}".rstrip()) + share
 
 
 def _plain(title: str, total: float | None, unit: str) -> Advance:
@@ -89,8 +145,6 @@ def _plain(title: str, total: float | None, unit: str) -> Advance:
         if time.monotonic() < next_line_at:
             return
         next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-        share = f" ({done / total:.0%})" if total else ""
-        told = f"{done / 1e6:,.1f} MB" if unit == "bytes" else f"{done:,.0f} {unit}".rstrip()
-        print(f"{title}: {told}{share}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
+        print(f"{title}: {_amount(done, total, unit)}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
 
     return advance

@@ -60,7 +60,7 @@ def test_generates_and_scores(run, capsys):
     assert capsys.readouterr().out == first
     loaded = load(run)
     assert len(loaded.likeliest("def ", tokens=5, beams=2)) == 2
-    assert loaded.score("some text of bytes").shape == (17,)
+    assert loaded.score("some text of bytes").nats.shape == (18,)
     model_card = (run / "README.md").read_text()
     assert f"A recurrent ({run.name}) language model" in model_card
 

@@ -1,5 +1,6 @@
 """How a model is trained and how it is evaluated, as frozen values; a whole run is the three parts together."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -7,6 +8,9 @@ from transformer_xl.config.fields import LARGEST_SEED, at_most, fraction, litera
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.config.recurrent import RecurrentConfig
 from transformer_xl.errors import ConfigError
+
+LONGEST_WARM_UP, LONGEST_AVERAGE = 0.2, 0.1
+"""Of the steps that fit into `training.minutes`: a warm-up and an average that are counted in steps were made for more of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,9 @@ class TrainingConfig:
     """A lane forgets when a new document starts in its segment."""
 
     steps: int = 10_000
-    """Updates of the weights."""
+    """Updates of the weights; with `minutes`, what the schedule expects, measured as training starts."""
+    minutes: float = 0.0
+    """How long training takes by the clock, validating and saving included: it decides when to end, and `steps` does not. 0: `steps` decides."""
     optimiser: Literal["adam", "adamw", "sgd", "muon"] = "adam"
     learning_rate: float = 2.5e-4
     """The highest rate, after warm-up."""
@@ -39,7 +45,9 @@ class TrainingConfig:
     """For sgd."""
     schedule: Literal["cosine", "inverse_square_root", "constant", "plateau"] = "cosine"
     warm_up: int = 0
-    """Steps in which the rate rises to its highest."""
+    """Steps in which the rate rises to its highest; with `minutes`, at most a fifth of all."""
+    warm_up_share: float = 0.0
+    """The same as a share of all steps, in place of `warm_up`. 0: `warm_up` says."""
     schedule_rule: Literal["pytorch", "tensorflow"] = "pytorch"
     """Two published rules. pytorch: the rate of step s is set after it, so the first update uses the full rate, and the cosine runs over all steps.
     tensorflow: the first update has rate 0, and the cosine runs over the steps after warm-up."""
@@ -57,12 +65,13 @@ class TrainingConfig:
     average: Literal["none", "ema", "uniform"] = "none"
     """Which average of the weights is evaluated and kept beside them: exponential, or the plain mean since `average_from`."""
     average_decay: float = 0.999
-    """Of the exponential average."""
+    """Of the exponential average; with `minutes`, at most what averages over a tenth of all steps."""
     average_from: int = 0
     """The step from which weights are averaged."""
 
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Autocast to half precision where it is safe; weights stay float32."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Half precision where it is safe; weights stay float32. bfloat16 on a processor: the factors of products alone are rounded, where it multiplies
+    those faster. auto: bfloat16 on a GPU that computes in it, float32 elsewhere."""
     checkpoint_activations: bool = False
     """Keep only the layers' inputs and compute the rest again in the backward pass: less memory, a third more work."""
     non_finite: Literal["stop", "skip"] = "stop"
@@ -74,7 +83,9 @@ class TrainingConfig:
     validation_tokens: int = 0
     """How many tokens of the valid split they read. 0: all."""
     save_every: int = 1000
-    """Steps between checkpoints. 0: only at the end."""
+    """Steps between checkpoints. 0: by `save_minutes` alone, and at the end."""
+    save_minutes: float = 5.0
+    """And so many minutes after the last one. 0: by `save_every` alone, and at the end."""
     log_every: int = 50
     """Steps that one line of metrics.jsonl stands for."""
 
@@ -95,8 +106,9 @@ class TrainingConfig:
             "seed",
         )
         not_negative(self, "training", "learning_rate", "embedding_rate_factor", "weight_decay", "clip")
+        not_negative(self, "training", "minutes", "save_minutes")
         not_negative(self, "training", "activation_regularisation", "temporal_regularisation")
-        fraction(self, "training", "momentum", "average_decay", "floor")
+        fraction(self, "training", "momentum", "average_decay", "floor", "warm_up_share")
         literal(self, "training", "optimiser", "schedule", "schedule_rule", "average", "precision", "non_finite")
         if self.lanes % self.accumulation:
             raise ConfigError(
@@ -106,10 +118,26 @@ class TrainingConfig:
             raise ConfigError(
                 f"training.momentum: {self.momentum} with optimiser {self.optimiser}, which has its own; set it to 0"
             )
-        if self.schedule == "inverse_square_root" and not self.warm_up:
+        if self.warm_up and self.warm_up_share:
+            raise ConfigError(
+                f"training.warm_up: {self.warm_up} beside training.warm_up_share {self.warm_up_share}; set one of them to 0"
+            )
+        if self.schedule == "inverse_square_root" and not self.warm_up_steps:
             raise ConfigError(
                 "training.warm_up: 0 with schedule inverse_square_root, which falls from the end of warm-up; set it to 1 or more"
             )
+
+    @property
+    def warm_up_steps(self) -> int:
+        if self.warm_up_share:
+            return math.ceil(self.warm_up_share * self.steps)
+        return min(self.warm_up, math.ceil(LONGEST_WARM_UP * self.steps)) if self.minutes else self.warm_up
+
+    @property
+    def average_share(self) -> float:
+        """Of the newest weights in the exponential average."""
+        share = 1 - self.average_decay
+        return min(1.0, max(share, 1 / (LONGEST_AVERAGE * self.steps))) if self.minutes else share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,10 +44,21 @@ def read_file(path: Path | str) -> dict[str, Any]:
 
 def resolve(base: RunConfig | None, *, vocabulary: int, files: list[Path], words: Mapping[str, str]) -> RunConfig:
     """`base` with the vocabulary of the data, changed by each file in turn, then by dotted words."""
-    value = _merged({} if base is None else asdict(base), {"model": {"vocabulary": vocabulary}})
-    for path in files:
-        value = _merged(value, read_file(path))
-    return override(read(RunConfig, value, name=""), words)
+    layers: list[dict[str, Any]] = [{"model": {"vocabulary": vocabulary}}, *map(read_file, files)]
+    config = with_values(base, *layers)
+    by_steps = "training.steps" in words and "training.minutes" not in words
+    return override(config, {**words, "training.minutes": "0"} if by_steps else words)
+
+
+def with_values(base: RunConfig | None, *layers: dict[str, Any]) -> RunConfig:
+    """`base` changed by each table of fields in turn. Who names steps and no minutes means that steps decide."""
+    value = {} if base is None else asdict(base)
+    for layer in layers:
+        training = layer.get("training")
+        if isinstance(training, dict) and "steps" in training and "minutes" not in training:
+            layer = {**layer, "training": {**training, "minutes": 0.0}}
+        value = _merged(value, layer)
+    return read(RunConfig, value, name="")
 
 
 def options(kind: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:

@@ -1,5 +1,5 @@
 """How a model learns."""
 
-from transformer_xl.training.loop import Outcome, train, train_unstuck
+from transformer_xl.training.loop import OnStep, Outcome, Step, train, train_unstuck
 
-__all__ = ["Outcome", "train", "train_unstuck"]
+__all__ = ["OnStep", "Outcome", "Step", "train", "train_unstuck"]

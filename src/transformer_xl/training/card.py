@@ -1,6 +1,8 @@
 """What a run's folder shows to people: README.md, with its figures and the exact command that made it, and the curve of its losses."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.data.store import Store
@@ -13,14 +15,17 @@ from transformer_xl.training.session import Session
 
 def write_card(run: RunFolder, *, session: Session, store: Store, command: str) -> None:
     model, training, manifest = session.config.model, session.config.training, store.manifest
-    parameters = sum(parameter.numel() for parameter in session.model.parameters())
+    end = f"in {training.minutes:g} minutes" if training.minutes else f"of {training.steps:,}"
+    learned = sum(parameter.numel() for parameter in session.model.parameters() if parameter.requires_grad)
+    still = sum(parameter.numel() for parameter in session.model.parameters() if not parameter.requires_grad)
+    parameters = f"{still:,}, which stand still, and an adapter's {learned:,}" if still else f"{learned:,}"
     facts = [
         ("data", f"{manifest.name} ({manifest.rule})"),
         ("tokenizer", f"{manifest.tokenizer_kind}, {manifest.vocabulary_size:,} tokens"),
-        ("parameters", f"{parameters:,}"),
+        ("parameters", parameters),
         ("shape", model.in_words.shape),
         ("memory / segment", f"{model.in_words.memory} / {training.segment}"),
-        ("steps", f"{session.step:,} of {training.steps:,}, {session.tokens:,} tokens scored"),
+        ("steps", f"{session.step:,} {end}, {session.tokens:,} tokens scored"),
         (
             "time in steps",
             f"{session.seconds / 60:.1f} minutes, {session.tokens / max(session.seconds, 1e-9):,.0f} tokens/s",
@@ -31,8 +36,7 @@ def write_card(run: RunFolder, *, session: Session, store: Store, command: str) 
     validations = [line for line in read_metrics(run.metrics) if line["kind"] == "validation"]
     if validations:
         last = validations[-1]
-        value = last["bits_per_byte"] if manifest.unit == "bits_per_byte" else last["loss_nats"] / math.log(2)
-        value = math.exp(last["loss_nats"]) if manifest.unit == "perplexity_per_word" else value
+        value = value_of(last, unit=manifest.unit)
         facts.append(
             (
                 f"valid {UNIT_NAMES[manifest.unit]}",
@@ -47,6 +51,14 @@ def write_card(run: RunFolder, *, session: Session, store: Store, command: str) 
     )
 
 
+def value_of(line: dict[str, Any], *, unit: str) -> float:
+    """A line about training or a validation in the corpus's own unit."""
+    if unit == "perplexity_per_word":
+        return math.exp(line["loss_nats"])
+    bits = line["loss_nats"] / math.log(2)
+    return float(line.get("bits_per_byte", bits) if unit == "bits_per_byte" else bits)
+
+
 STYLES: dict[str, dict[str, object]] = {
     "train": {"linewidth": 1.0, "alpha": 0.8},
     "validation": {"marker": "o", "markersize": 4},
@@ -54,21 +66,25 @@ STYLES: dict[str, dict[str, object]] = {
 
 
 def draw_curve(run: RunFolder, *, unit: str) -> None:
-    """figures/loss.png, in the corpus's unit; nothing where matplotlib is not installed, or nothing was measured yet."""
+    """figures/loss.png; nothing where matplotlib is not installed, or nothing was measured yet."""
+    if run.metrics.is_file() and run.metrics.stat().st_size and can_draw():
+        plot_curve(run, run.made("figures") / "loss.png", unit=unit)
+
+
+def plot_curve(run: RunFolder, path: Path | None, *, unit: str) -> Any:
+    """Losses by step, in the corpus's unit."""
     lines = list(read_metrics(run.metrics))
-    if not lines or not can_draw():
-        return
-    words = unit == "perplexity_per_word"
-    with picture(run.made("figures") / "loss.png", title=run.path.name) as axes:
+    with picture(path, title=run.path.name) as axes:
         for kind, style in STYLES.items():
             chosen = [line for line in lines if line["kind"] == kind and math.isfinite(line["loss_nats"])]
-            values = [math.exp(line["loss_nats"]) if words else line["loss_nats"] / math.log(2) for line in chosen]
+            values = [value_of(line, unit=unit) for line in chosen]
             if values:
                 axes.plot(
                     [line["step"] for line in chosen], values, label=f"{kind} ({values[-1]:.3g} at the end)", **style
                 )
         axes.set_xlabel("step")
-        axes.set_ylabel("perplexity per word" if words else "bits per character")
-        if words:
+        axes.set_ylabel(UNIT_NAMES[unit])
+        if unit == "perplexity_per_word":
             axes.set_yscale("log")
         axes.legend()
+    return axes.figure

@@ -2,6 +2,7 @@
 
 import os
 import signal as signals
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -88,8 +89,12 @@ class StopRequest:
     signal: signals.Signals | None = None
     """By any rank, as they last agreed: all must stop after the same step."""
 
+    def ask(self) -> None:
+        """As SIGTERM does, for whoever is no signal."""
+        self.heard = signals.SIGTERM
+
     def agree(self, ranks: Ranks) -> signals.Signals | None:
-        number = ranks.highest(int(self.heard or 0))
+        (number,) = ranks.highest(int(self.heard or 0))
         self.signal = signals.Signals(number) if number else None
         return self.signal
 
@@ -106,8 +111,12 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGTERM and Ctrl-C become a request that the loop honours after its step; a second Ctrl-C stops at once."""
+    """SIGTERM and Ctrl-C become a request that the loop honours after its step; a second Ctrl-C stops at once. Signals come to the main thread alone: in
+    another, a request is made by whoever has been handed it."""
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
 
     def ask(number: int, frame: FrameType | None) -> None:
         if request.heard is not None and number == signals.SIGINT:

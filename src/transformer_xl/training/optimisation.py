@@ -18,7 +18,7 @@ PLATEAU_FACTOR = 0.5
 
 def build_optimiser(model: nn.Module, training: TrainingConfig) -> Optimizer:
     """Groups: everybody, and the embeddings with their own factor on the rate; muon has the matrices in one of their own."""
-    named = list(model.named_parameters())
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     embeddings = [parameter for name, parameter in named if name.startswith(EMBEDDINGS)]
     everybody = [parameter for name, parameter in named if not name.startswith(EMBEDDINGS)]
     groups = [{"params": everybody, "factor": 1.0}, {"params": embeddings, "factor": training.embedding_rate_factor}]
@@ -65,12 +65,12 @@ def set_rate(optimiser: Optimizer, rate: float) -> None:
         group["lr"] = rate * group["factor"]
 
 
-def learning_rate(training: TrainingConfig, *, update: int) -> float:
-    """The rate of the update after `update` earlier ones, before plateau's and the segment's factor.
+def learning_rate(training: TrainingConfig, *, update: float) -> float:
+    """The rate of the update after `update` earlier ones, before plateau's and the segment's factor. By the clock, `update` need not be whole.
 
     The two published rules differ at the start: pytorch sets the rate after each step, so its very first update uses the full rate.
     """
-    peak, warm_up = training.learning_rate, training.warm_up
+    peak, warm_up = training.learning_rate, training.warm_up_steps
     if training.schedule_rule == "pytorch" and update == 0:
         return peak
     if update < warm_up:
@@ -90,10 +90,21 @@ def learning_rate(training: TrainingConfig, *, update: int) -> float:
 
 def gradient_norm(model: nn.Module, *, clip: float) -> float:
     """The norm of all gradients together, which are scaled down to `clip` where it is larger. Not finite where any of them is not."""
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = full(torch.nn.utils.get_total_norm(gradients))
+    dense: list[nn.Parameter] = []
+    rows: list[Tensor] = []
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+            rows.append(parameter.grad.values())
+        else:
+            dense.append(parameter)
+    norm = full(torch.nn.utils.get_total_norm([*(parameter.grad for parameter in dense), *rows]))  # type: ignore[list-item]
     if clip and bool(torch.isfinite(norm)):
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
+        torch.nn.utils.clip_grads_with_norm_(dense, clip, norm)
+        for values_PE in rows:
+            values_PE.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
     return float(norm)
 
 
@@ -110,9 +121,11 @@ class Average:
         if self.training.average == "none" or step <= self.training.average_from:
             return
         self.count += 1
-        share = 1 / self.count if self.training.average == "uniform" else 1 - self.training.average_decay
+        share = 1 / self.count if self.training.average == "uniform" else self.training.average_share
         with torch.no_grad():
             for name, parameter in model.named_parameters():
+                if not parameter.requires_grad:
+                    continue
                 if name in self.weights:
                     self.weights[name].lerp_(parameter, share)
                 else:

@@ -14,13 +14,15 @@ from transformer_xl.checkpoint import RunFolder
 from transformer_xl.console import say
 from transformer_xl.files import open_plain, write_json, write_text
 from transformer_xl.training.ranks import Ranks
+from transformer_xl.training.tracking import Tracking
 
 
 class Metrics:
-    """metrics.jsonl, one JSON object a line, and the same as TensorBoard events where tensorboard is installed. Written by rank 0."""
+    """metrics.jsonl, one JSON object a line, and the same as TensorBoard events where tensorboard is installed, and for trackers. Written by rank 0."""
 
-    def __init__(self, run: RunFolder, *, from_step: int, ranks: Ranks) -> None:
+    def __init__(self, run: RunFolder, *, from_step: int, ranks: Ranks, tracking: Tracking | None = None) -> None:
         self.path = run.metrics
+        self._tracking = tracking
         self._writing = ranks.first
         self._events: Any = None
         if not self._writing:
@@ -46,8 +48,12 @@ class Metrics:
         if self._events is not None:
             for name, value in values.items():
                 self._events.add_scalar(f"{kind}/{name}", value, step)
+        if self._tracking is not None:
+            self._tracking.log(kind, values, step=step)
 
     def close(self) -> None:
+        if self._tracking is not None:
+            self._tracking.close()
         if self._events is not None:
             self._events.close()
 

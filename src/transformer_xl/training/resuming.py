@@ -1,18 +1,32 @@
 """Where a run begins: from nothing, or exactly where it stopped."""
 
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from transformer_xl.checkpoint import RunFolder, TrainingState, read_training_state, same_tokenizer, verify
+from transformer_xl.checkpoint import (
+    Counters,
+    RunFolder,
+    Timetable,
+    TrainingState,
+    read_training_state,
+    same_tokenizer,
+    verify,
+)
+from transformer_xl.checkpoint.adapter_file import read_adapter
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_about, read_config, read_weights
+from transformer_xl.checkpoint.run_folder import ADAPTER_FILE
 from transformer_xl.config import RunConfig
 from transformer_xl.console import say
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import put_back, write_json
+from transformer_xl.training.clock import make_timetable
+from transformer_xl.training.origin import Origin
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.session import Session
 
@@ -32,22 +46,30 @@ MUST_STAY = (
 
 
 def start_or_resume(
-    run: RunFolder, config: RunConfig, *, store: Store, resume: str, device: torch.device, ranks: Ranks = ALONE
+    run: RunFolder,
+    config: RunConfig,
+    *,
+    store: Store,
+    resume: str,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    origin: Origin | None = None,
 ) -> Session:
-    """`resume`: "auto" goes on where the run stopped, if it has begun; "false" refuses if it has; else the checkpoint to go on from."""
+    """`resume`: "auto" goes on where the run stopped, if it has begun; "false" refuses if it has; else the checkpoint to go on from. `origin`: whose
+    weights it begins with, if it has not."""
     if ranks.first:
         run.clear_half_written()
-    session = Session.fresh(config, store=store, device=device, ranks=ranks)
     checkpoint = ranks.from_first(lambda: checkpoint_to_go_on_from(run, resume))
-    if checkpoint is not None:
-        state = read_training_state(checkpoint)
-        check_same_run(read_config(checkpoint / "config.json"), config, checkpoint, free=free_to_change(state))
-        if not same_tokenizer(checkpoint, store.folder):
-            raise CheckpointError(
-                f"{store.folder} has another vocabulary than {checkpoint} was trained on; give the data it began with"
-            )
-        check_same_data(state, store, checkpoint)
-        weights = read_weights(checkpoint / "model.safetensors", model=session.model)
+    state = None if checkpoint is None else read_training_state(checkpoint)
+    if checkpoint is not None and state is not None:
+        check_goes_on(checkpoint, state, config, store=store, origin=origin)
+    how: dict[str, Any] = {"store": store, "device": device, "ranks": ranks, "origin": origin}
+    table = planned(config, state, **how)
+    if table is not None:
+        config = replace(config, training=replace(config.training, steps=table.steps))
+    session = Session.fresh(config, **how)
+    if checkpoint is not None and state is not None:
+        weights = saved_weights(checkpoint, session, origin)
         session.restore(state, weights=weights, folder=checkpoint)
         say(f"going on from step {session.step} ({checkpoint})")
         if ranks.first and checkpoint.parent == run.checkpoints:
@@ -57,9 +79,42 @@ def start_or_resume(
                 f"going on with {ranks.count} rank{'s' * (ranks.count > 1)} where {saved} saved: each lane keeps its place and memory, but the random"
                 " states of dropout are drawn anew from the seed, so weights are no longer bit-identical"
             )
+    session.timetable = table
     if ranks.first:
         write_json(run.config, asdict(config))
     return session
+
+
+def check_goes_on(
+    checkpoint: Path, state: TrainingState, config: RunConfig, *, store: Store, origin: Origin | None
+) -> None:
+    """Whether what was saved is of this configuration, these words and this text, and began with these weights."""
+    check_same_run(read_config(checkpoint / "config.json"), config, checkpoint, free=free_to_change(state))
+    if not same_tokenizer(checkpoint, store.folder):
+        raise CheckpointError(
+            f"{store.folder} has another vocabulary than {checkpoint} was trained on; give the data it began with"
+        )
+    check_same_data(state, store, checkpoint)
+    check_same_origin(state, origin, checkpoint)
+
+
+def planned(config: RunConfig, state: TrainingState | None, *, store: Store, **how: Any) -> Timetable | None:
+    """Where minutes decide: the timetable that was saved or, for another number of minutes, a new one for those that are left. `how`: what
+    else a fresh session is made of."""
+    training = config.training
+    if not training.minutes:
+        return None
+    counters = Counters.unbegun(step=0) if state is None else state.counters
+    saved = counters.timetable
+    if saved is not None and saved.minutes == training.minutes:
+        return saved
+    spent = counters.seconds if saved is None else saved.spent
+    table = make_timetable(config, store=store, step=counters.step, seconds=counters.seconds, spent=spent, **how)
+    steps, wanted = table.steps - counters.step, training.validation_tokens or None
+    say(f"about {steps:,} {'more ' * bool(counters.step)}steps fit into {training.minutes:g} minutes")
+    if table.validation_tokens and table.validation_tokens < (wanted or len(store.split("valid"))):
+        say(f"validating on the first {table.validation_tokens:,} tokens of valid, which is what there is time for")
+    return table
 
 
 def name_the_best(run: RunFolder, session: Session, checkpoint: Path) -> None:
@@ -120,6 +175,32 @@ def check_same_data(state: TrainingState, store: Store, checkpoint: Path) -> Non
         )
 
 
+def check_same_origin(state: TrainingState, origin: Origin | None, checkpoint: Path) -> None:
+    has_adapter, asked = (checkpoint / ADAPTER_FILE).is_file(), origin is not None and origin.rank is not None
+    if origin is not None and state.counters.origin != origin.fingerprint:
+        raise CheckpointError(
+            f"{checkpoint} did not begin with the weights of {origin.checkpoint.folder}; choose another `run=`, or name in `from=` the checkpoint it began with"
+        )
+    if has_adapter and not asked:
+        raise CheckpointError(
+            f"{checkpoint} is an adapter in training, beside another run's weights; go on with the `from=` and the `adapter=` it began with"
+        )
+    if asked and not has_adapter:
+        raise CheckpointError(f"{checkpoint} trains all weights and no adapter; choose another `run=` for one")
+
+
+def saved_weights(checkpoint: Path, session: Session, origin: Origin | None) -> dict[str, Tensor]:
+    """The weights to use, as the session's model has them: where it trains an adapter, beside the weights that stand still."""
+    if origin is None or origin.rank is None:
+        return read_weights(checkpoint / "model.safetensors", model=session.model)
+    adapter = read_adapter(checkpoint / ADAPTER_FILE, model=origin.checkpoint.model, base=origin.fingerprint)
+    if adapter.rank != origin.rank:
+        raise CheckpointError(
+            f"{checkpoint} has an adapter of rank {adapter.rank} where {origin.rank} is asked for; give `adapter=rank={adapter.rank}`, or choose another `run=`"
+        )
+    return {**origin.weights, **adapter.factors}
+
+
 def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path, *, free: Collection[str] = ()) -> None:
     then, here = asdict(before), asdict(now)
     changed = [
@@ -128,6 +209,8 @@ def check_same_run(before: RunConfig, now: RunConfig, checkpoint: Path, *, free:
         for name in then[part] | here[part]
         if then[part].get(name) != here[part].get(name)
     ]
+    if now.training.minutes:  # then nobody asked for steps
+        changed = [change for change in changed if change[0] != "training.steps"]
     shown = {name: f"{name} {old} -> {new}" for name, old, new in changed}
     fixed = [
         text

@@ -43,6 +43,7 @@ def checked_state(state: TrainingState, *, model: AnyModel, config: RunConfig, f
     kept = {
         name: {key: f"optimiser.{key}.{name}" for key in names_of_state(name, parameter, training=config.training)}
         for name, parameter in model.named_parameters()
+        if parameter.requires_grad
     }
     kept = {name: keys for name, keys in kept.items() if any(each in tensors for each in keys.values())}
     sizes = {"random.cpu": len(torch.get_rng_state())}
@@ -76,7 +77,8 @@ def of_rank(kind: str, rank: int) -> str:
 
 def _kinds_of_weights(kept: Mapping[str, Mapping[str, str]], *, model: AnyModel, averaged: bool) -> dict[str, Kind]:
     """What the optimiser keeps for each parameter that has had a gradient; and, where they are averaged, the parameters themselves."""
-    weights = kinds_of(dict(model.named_parameters()))
+    learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    weights = kinds_of(learning)
     wanted = {f"weights.{name}": kind for name, kind in weights.items() if averaged}
     for name, keys in kept.items():
         others = {"step": Kind(torch.float32, ()), "square": Kind(weights[name].dtype, weights[name].shape[:-1])}

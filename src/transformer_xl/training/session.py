@@ -12,19 +12,25 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from transformer_xl.checkpoint import Counters, TrainingState, Window
+from transformer_xl.checkpoint import Counters, Timetable, TrainingState, Window
 from transformer_xl.config import RunConfig
 from transformer_xl.data.feeding.lanes import Lanes
 from transformer_xl.data.feeding.sentences import SentenceLanes
 from transformer_xl.data.store import Store
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
 from transformer_xl.evaluation import Figures
-from transformer_xl.model import AnyMemory, AnyModel, build_model, parameter_count
+from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model, parameter_count
+from transformer_xl.model.adapters import attach, merged, merged_in_place
 from transformer_xl.model.memory import check_fits
+from transformer_xl.training.chance import Chance
 from transformer_xl.training.optimisation import Average, build_optimiser
+from transformer_xl.training.origin import Origin
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.saved_state import checked_state, of_rank
 from transformer_xl.training.stuck import Frequencies
+
+END_TOLERANCE = 1e-6
+"""Of a step, which the sum of many paces may miss the end by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +52,15 @@ class Session:
     optimiser: Optimizer
     scaler: GradScaler
     lanes: Lanes | SentenceLanes
+    chance: Chance
     average: Average
     frequencies: Frequencies
     data: str
     """Whose text it is trained on: the store's fingerprint."""
     memories: list[AnyMemory | None]
     """One for each micro-batch of this rank."""
+    origin: str | None = None
+    """The fingerprint of the weights it began with, where they are another run's."""
     step: int = 0
     tokens: int = 0
     """Tokens scored so far."""
@@ -63,20 +72,49 @@ class Session:
     """What plateau has made of the rate."""
     best_nats: float | None = None
     window: Window = field(default_factory=Window)
+    timetable: Timetable | None = None
+    """Where `training.minutes` decides; kept by `clock`."""
+
+    @property
+    def position(self) -> float:
+        """Where on the schedule the next update stands."""
+        table = self.timetable
+        return self.step if table is None else table.position + table.pace * (self.step - table.step)
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps are taken, or the time is over."""
+        return self.position > self.config.training.steps - END_TOLERANCE
 
     @classmethod
-    def fresh(cls, config: RunConfig, *, store: Store, device: torch.device, ranks: Ranks = ALONE) -> "Session":
+    def fresh(
+        cls,
+        config: RunConfig,
+        *,
+        store: Store,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+        origin: Origin | None = None,
+    ) -> "Session":
         count = parameter_count(config.model)
         way_out = "make model.d_model, model.d_inner or model.n_layer smaller"
         check_fits(count, like=torch.empty(0), what=f"a model of {count:,} weights", way_out=way_out)
-        torch.manual_seed(config.training.seed)
-        model = build_model(config.model).train()
+        chance = Chance(config.training.seed, device=device)
+        with chance:
+            model = build_model(config.model).train()
+            if origin is not None:
+                model.load_state_dict(origin.weights)
+            if origin is not None and origin.rank is not None:
+                attach(model, rank=origin.rank)
         if ranks.parallel != "fsdp":  # which moves a layer at a time, for the whole may not fit
             model = model.to(device)
         model.recompute = config.training.checkpoint_activations
+        if isinstance(model, TransformerXL) and model.ngrams is not None:
+            # Exchanged gradients are dense, and of the optimisers one takes rows.
+            model.ngrams.sparse_gradient = ranks.count == 1 and config.training.optimiser == "muon"
         wrapped = ranks.wrap(model, device=device)
         if not ranks.first:
-            torch.manual_seed(ranks.seed(config.training.seed, step=0))
+            chance = Chance(ranks.seed(config.training.seed, step=0), device=device)
         return cls(
             config=config,
             device=device,
@@ -86,25 +124,28 @@ class Session:
             optimiser=build_optimiser(model, config.training),
             scaler=GradScaler(device.type, enabled=config.training.precision == "float16"),
             lanes=lanes_of(config, store),
+            chance=chance,
             average=Average(config.training),
             frequencies=Frequencies(store.split("train"), vocabulary=config.model.vocabulary),
             data=store.fingerprint(),
             memories=[None] * config.training.accumulation,
+            origin=None if origin is None else origin.fingerprint,
         )
 
     def weights_to_use(self) -> dict[str, Tensor]:
-        """Whole on rank 0, with the help of all."""
+        """Whole on rank 0, with the help of all; an adapter's factors stand beside what they will be added to."""
         weights = {**self.model.state_dict(), **self.average.weights}
         return {name: self.ranks.whole(value) for name, value in weights.items()}
 
     @contextmanager
     def model_to_use(self) -> Iterator[AnyModel]:
-        """For rank 0, with the help of all: the model with `weights_to_use`, which under fsdp is a second one that is not sharded."""
+        """For rank 0, with the help of all: the model with `weights_to_use`, which under fsdp is a second one that is not sharded. An adapter is
+        merged, because those who only read know none."""
         if self.ranks.parallel != "fsdp":
-            with self.average.in_place(self.model):
+            with self.average.in_place(self.model), merged_in_place(self.model):
                 yield self.model
             return
-        weights = self.weights_to_use()
+        weights = merged(self.weights_to_use())
         with torch.device("meta"):
             model = build_model(self.config.model)
         if self.ranks.first:
@@ -115,13 +156,14 @@ class Session:
         """Whole on rank 0, with the help of all; the same files whatever the number of ranks."""
         whole = self.ranks.whole
         tensors: dict[str, Tensor] = {}
-        for kind, own in self._random_states().items():
+        for kind, own in self.chance.states.items():
             for rank, state in enumerate(self.ranks.gather(own)):
                 tensors[of_rank(kind, rank)] = state
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimiser.state.get(parameter, {}).items():
                 tensors[f"optimiser.{key}.{name}"] = whole(value).contiguous()
-            if self.average.weights:  # then model.safetensors holds the averages, and the weights themselves stand here
+            # Then model.safetensors holds the averages, and the weights themselves stand here.
+            if self.average.weights and parameter.requires_grad:
                 tensors[f"weights.{name}"] = whole(parameter.detach()).contiguous()
         for part, memory in enumerate(self._memories_of_all_lanes()):
             tensors |= {f"memory.{part}.{name}": value for name, value in memory.tensors().items()}
@@ -136,13 +178,15 @@ class Session:
             window=self.window,
             lanes=self.lanes.state(),
             data=self.data,
+            origin=self.origin,
             scaler=self.scaler.state_dict(),
             ranks=self.ranks.count,
+            timetable=self.timetable,
         )
         return TrainingState(tensors=tensors, counters=counters)
 
     def restore(self, state: TrainingState, *, weights: dict[str, Tensor], folder: Path) -> None:
-        """`weights` are those of model.safetensors: the averages, where there are any. `folder`: the checkpoint all this was read from."""
+        """`weights` are those to use, as the model has them: averages, where there are any. `folder`: the checkpoint all this was read from."""
         counters = state.counters
         same_ranks = counters.ranks == self.ranks.count
         on_cuda = self.device.type == "cuda" and same_ranks
@@ -153,10 +197,10 @@ class Session:
         except TransformerXLError as error:
             raise CheckpointError(f"{folder / 'training.json'}: lanes: {error}") from None
         parameters, share = dict(self.model.named_parameters()), self.ranks.share
-        own = saved.own_weights or weights
+        own = {**weights, **saved.own_weights}
         self.model.load_state_dict({name: share(value, like=parameters.get(name)) for name, value in own.items()})
-        averages = weights.items() if saved.own_weights else ()
-        self.average.weights = {name: share(value, like=parameters[name]).to(self.device) for name, value in averages}
+        averages = {name: share(weights[name], like=parameters[name]) for name in saved.own_weights}
+        self.average.weights = {name: value.to(self.device) for name, value in averages.items()}
         self.average.count = counters.average_count
         for name, kept in saved.optimiser.items():
             parameter = parameters[name]
@@ -166,21 +210,13 @@ class Session:
         self._take_memories(saved.memories)
         self.step, self.tokens, self.seconds = counters.step, counters.tokens, counters.seconds
         self.skipped, self.rate_scale, self.best_nats = counters.skipped, counters.rate_scale, counters.best_nats
-        self.window = counters.window
+        self.window, self.origin = counters.window, counters.origin
         if self.scaler.is_enabled() and counters.scaler:
             self.scaler.load_state_dict(counters.scaler)
         if same_ranks:
-            torch.set_rng_state(saved.random[of_rank("random.cpu", self.ranks.rank)])
-            if on_cuda:
-                torch.cuda.set_rng_state(saved.random[of_rank("random.cuda", self.ranks.rank)], self.device)
+            self.chance.states = {kind: saved.random[of_rank(kind, self.ranks.rank)] for kind in self.chance.states}
         else:
-            torch.manual_seed(self.ranks.seed(self.config.training.seed, step=self.step))
-
-    def _random_states(self) -> dict[str, Tensor]:
-        states = {"random.cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            states["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return states
+            self.chance = Chance(self.ranks.seed(self.config.training.seed, step=self.step), device=self.device)
 
     def _memories_of_all_lanes(self) -> list[AnyMemory]:
         """In the micro-batches of one process: lanes stand in the files in their own order, whichever rank has them."""

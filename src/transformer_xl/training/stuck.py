@@ -73,10 +73,11 @@ def find_stuck(window: Window, training: TrainingConfig, *, step: int) -> Stuck 
 
 
 def _waited(training: TrainingConfig) -> int:
-    return training.warm_up + max(FEWEST_STEPS, int(SHARE_OF_STEPS * training.steps))
+    return training.warm_up_steps + max(FEWEST_STEPS, int(SHARE_OF_STEPS * training.steps))
 
 
 def lowered(training: TrainingConfig) -> TrainingConfig:
     """For another try."""
-    warm_up = min(max(1, training.warm_up) * LONGER, training.steps // 4)
-    return replace(training, learning_rate=training.learning_rate / LOWER, warm_up=max(training.warm_up, warm_up))
+    before = training.warm_up_steps
+    warm_up = max(before, min(max(1, before) * LONGER, training.steps // 4))
+    return replace(training, learning_rate=training.learning_rate / LOWER, warm_up=warm_up, warm_up_share=0.0)
