@@ -15,7 +15,7 @@ TEXT = "def é(s):\n    return '日本'\n"
 
 def test_scores_are_the_librarys_and_lie_where_their_text_lies(server, trained_run):
     answer = server.post("/v1/score", model="small", text=TEXT).json()
-    losses = txl.load(trained_run).score(TEXT)
+    losses = txl.load(trained_run).score(TEXT).nats[1:]
     tokens = answer["tokens"]
     assert tokens[0]["logprob"] is None
     assert [one["logprob"] for one in tokens[1:]] == pytest.approx((-losses).tolist(), abs=1e-5)
@@ -27,6 +27,48 @@ def test_scores_are_the_librarys_and_lie_where_their_text_lies(server, trained_r
         assert len(inside) == 1
         assert one["text"] == inside or (one["text"].startswith("\\x") and not inside.isascii())
     assert server.post("/v1/score", model="small", tokens=list(TEXT.encode())).json() == answer
+
+
+def test_a_list_is_scored_text_by_text(server):
+    texts = [TEXT, "a", "import os\n" * 9, TEXT]
+    alone = [server.post("/v1/score", model="small", text=text).json() for text in texts]
+    answer = server.post("/v1/score", model="small", text=texts).json()
+    assert answer["model"] == "small"
+    assert [{"model": "small", **one} for one in answer["data"]] == alone
+    assert answer["data"][0] == answer["data"][3]
+    known = [one["logprob"] for one in alone[2]["tokens"][1:]]
+    assert alone[2]["bits"] == pytest.approx(-sum(known) / np.log(2), rel=1e-6)
+    assert (alone[1]["bits"], alone[1]["loss_nats"]) == (0, None)
+    tokens = [list(text.encode()) for text in texts]
+    assert server.post("/v1/score", model="small", tokens=tokens).json() == answer
+    assert server.post("/v1/score", model="small", text=["a"]).json()["data"][0]["bits"] == 0
+    off = server.post("/v1/score", model="small", text=texts, memory="off").json()
+    assert off["data"][2] == {
+        key: value
+        for key, value in server.post("/v1/score", model="small", text=texts[2], memory="off").json().items()
+        if key != "model"
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"text": []}, "text: "),
+        ({"text": ["a"] * 1025}, "text: "),
+        ({"text": ["a", 3]}, "text: "),
+        ({"text": ["a", ""]}, "the text holds no tokens"),
+        ({"tokens": [[1], []]}, "tokens: "),
+        ({"tokens": [[1], [256]]}, "tokens: this model's vocabulary ends at 255"),
+        ({"tokens": [[1], 2]}, "tokens: "),
+        ({"text": ["x" * 40_000] * 2}, "the texts have 80,000 tokens together, and one request may have 65,536"),
+        ({"text": ["a"], "tokens": [[1]]}, "give either text or tokens"),
+        ({}, "give either text or tokens"),
+    ],
+)
+def test_lists_that_cannot_be_scored(server, body, said):
+    answer = server.post("/v1/score", model="small", **body)
+    assert answer.status_code == 422
+    assert said in answer.json()["error"]["message"]
 
 
 def test_without_memory_each_segment_is_read_for_itself(server, trained_run):

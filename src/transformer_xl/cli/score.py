@@ -1,79 +1,172 @@
-"""How surprising each token of a text is, as JSON lines, while the text is still coming. Memory does not grow with the text.
+"""How surprising each token, line or document of a text is, as JSON lines, while the text is still coming. Memory does not grow with the text.
 
     txl score runs/first notes.txt --summary
-    tail -f server.log | txl score runs/first -
+    tail -f server.log | txl score runs/first - --by line --above 99.9% --state watch.state
 
-One line for each token: {"token": "d", "id": 100, "bits": 3.21, "offset": 17}. Bits are minus the base-2 logarithm of its probability given all before it
+Of each token: {"token": "d", "id": 100, "bits": 3.21, "offset": 17}. Bits are minus the base-2 logarithm of its probability given all before it
 (null for the first token, which has nothing before it); offset is the byte at which it begins. Bytes of a token that are no whole character are
-shown as \\xe2; line ends of word models by their mark, such as <eos>; words they do not know as <unk>."""
+shown as \\xe2; line ends of word models by their mark, such as <eos>; words they do not know as <unk>.
+
+Of each line: its number, offset and bytes, its bits, its bits_per_byte, its rank (the share of the last lines that had fewer bits), among how many, the
+part of it that surprised most, and its text. A document ends with a blank line, and is told without its text."""
 
 import argparse
 import json
 import math
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from transformer_xl.cli.devices import ADAPTER_HELP, say_device
+from transformer_xl.devices import AUTO, DEVICES_HELP
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
+    from transformer_xl.evaluation.lines import LineScore, LineScorer
     from transformer_xl.library import Loaded
 
 READ_BYTES = 1 << 16
+SAVED_EVERY_SECONDS = 60.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
     add("file", metavar="FILE", help="the text; - reads standard input, which may never end")
+    add("--by", choices=("token", "line", "document"), default="token", help="what a line of the answer is about")
+    add(
+        "--above",
+        type=threshold,
+        metavar="BITS|P%",
+        help="only what has as many bits, or more than P %% of the last lines",
+    )
+    add("--last", type=int, metavar="N", help="lines or documents that each is compared with (default: 10000)")
+    add(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="go on from here, and keep here what is remembered: survives a restart",
+    )
     add("--summary", action="store_true", help="at the end, means over the text on standard error")
     add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
-    add("--device", default="cpu")
+    add("--adapter", metavar="FILE", help=ADAPTER_HELP)
+    add("--device", default=AUTO, help=DEVICES_HELP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    bits: float = 0.0
+    share: float | None = None
+
+    def lets(self, line: "LineScore") -> bool:
+        if self.share is None:
+            return line.bits >= self.bits
+        # Among too few lines none can stand out so far.
+        known = line.rank is not None and line.among * (1 - self.share) >= 1 - 1e-9
+        return known and line.rank is not None and line.rank >= self.share
+
+
+def threshold(text: str) -> Threshold:
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        number = math.nan
+    if text.endswith("%") and 0 < number < 100:
+        return Threshold(share=number / 100)
+    if not text.endswith("%") and 0 <= number < math.inf:
+        return Threshold(bits=number)
+    raise argparse.ArgumentTypeError(f"{text!r} is neither bits, such as 40, nor a share below 100 %, such as 99.9%")
 
 
 class Source:
-    """The bytes of a text as they come, and how many they were."""
+    """The bytes of a text as they come, and how many they were. Asked to stop, it ends while it waits, and before the next piece."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.read = 0
+        self.stopping = False
+        self._waiting = False
         self._stream = stream
 
     def __iter__(self) -> Iterator[bytes]:
         # read1 gives what is there and waits only where nothing is: a slow pipe is scored as it comes.
-        while data := self._stream.read1(READ_BYTES):  # type: ignore[attr-defined]
+        while data := self._next():
             self.read += len(data)
             yield data
+
+    def _next(self) -> bytes:
+        self._waiting = True
+        try:
+            if self.stopping:
+                raise KeyboardInterrupt
+            return self._stream.read1(READ_BYTES)  # type: ignore[attr-defined, no-any-return]
+        finally:
+            self._waiting = False
+
+    def stop(self, *_: object) -> None:
+        self.stopping = True
+        if self._waiting:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """So that what is kept is kept between two lines, never within one."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {each: signal.signal(each, self.stop) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.library import load
 
-    loaded = load(arguments.run, memory=arguments.memory, device=arguments.device)
+    by_token = arguments.by == "token"
+    for option in ("state", "last"):
+        if by_token and getattr(arguments, option) is not None:
+            raise InputError(f"--{option} is for --by line and --by document")
+    if by_token and arguments.above is not None and arguments.above.share is not None:
+        raise InputError("--above P% compares lines or documents; give --by line, or --above BITS")
+    loaded = load(arguments.run, memory=arguments.memory, device=arguments.device, adapter=arguments.adapter)
+    show = print_scores if by_token else print_lines
     if arguments.file == "-":
-        return print_scores(arguments, loaded, sys.stdin.buffer, name="standard input")
-    try:
-        with Path(arguments.file).open("rb") as stream:
-            return print_scores(arguments, loaded, stream, name=arguments.file)
-    except FileNotFoundError:
-        raise InputError(f"{arguments.file} does not exist; name a file, or - for standard input") from None
+        return show(arguments, loaded, sys.stdin.buffer, name="standard input")
+    if not Path(arguments.file).exists():
+        raise InputError(f"{arguments.file} does not exist; name a file, or - for standard input")
+    with Path(arguments.file).open("rb") as stream:
+        return show(arguments, loaded, stream, name=arguments.file)
+
+
+# --- tokens
 
 
 def print_scores(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryIO, *, name: str) -> int:
     from transformer_xl.data.text.display import readable
 
     source, totals, names = Source(stream), Totals(), dict[int, str]()
+    least = arguments.above.bits if arguments.above else None
+    say_device(arguments, loaded)
     try:
         for piece in loaded.score_stream(source, name=name, weights=arguments.weights):
-            rows = zip(piece.token_P.tolist(), piece.offset_P.tolist(), piece.loss_P.tolist(), strict=True)
+            rows = zip(piece.tokens.tolist(), piece.offsets.tolist(), piece.nats.tolist(), strict=True)
             for token, offset, loss_nats in rows:
                 if token not in names:
                     names[token] = readable(loaded.tokenizer, token)
                 bits = totals.add(loss_nats, offset)
-                line = {"token": names[token], "id": token, "bits": bits, "offset": offset}
-                sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+                if least is None or (bits is not None and bits >= least):
+                    line = {"token": names[token], "id": token, "bits": bits, "offset": offset}
+                    sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
             sys.stdout.flush()
         if not totals.tokens:
             raise InputError(f"{name} holds no tokens, so there is nothing to score; give it some text")
@@ -109,3 +202,69 @@ class Totals:
         mean = self.bits / scored
         per_byte = self.bits / (read - self.first_scored)
         return f"{scored:,} tokens after the first: {mean:.4f} bits per token, {per_byte:.4f} bits per byte, perplexity {2.0 ** min(mean, 1000.0):,.2f}"
+
+
+# --- lines and documents
+
+
+def print_lines(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryIO, *, name: str) -> int:
+    source = Source(stream)
+    scorer = loaded.line_scorer(
+        by=arguments.by, last=arguments.last, state=arguments.state, name=name, weights=arguments.weights
+    )
+    say_device(arguments, loaded)
+    if arguments.state is not None:
+        scorer.save(arguments.state)  # a place where nothing can be written is better heard of now
+    with source.stopped_by_signals():
+        try:
+            for line in _lines(scorer, source, arguments.state):
+                if arguments.above is None or arguments.above.lets(line):
+                    sys.stdout.write(json.dumps(_as_json(line, arguments.by), ensure_ascii=False) + "\n")
+                    sys.stdout.flush()
+            if not scorer.progress.read:
+                raise InputError(f"{name} is empty, so there is nothing to score; give it some text")
+        finally:
+            # Also for a stream that is stopped by hand.
+            if arguments.state is not None and scorer.progress.read:
+                scorer.save(arguments.state)
+            if arguments.summary and scorer.progress.read:
+                print(_summary(scorer), file=sys.stderr)
+    return 0
+
+
+def _lines(scorer: "LineScorer", source: Source, state: Path | None) -> Iterator["LineScore"]:
+    saved_at = time.monotonic()
+    # First what waited when the state was saved.
+    for piece in chain([b""], source):
+        for line in scorer.feed(piece):
+            yield line
+            if source.stopping:
+                raise KeyboardInterrupt
+        if state is not None and time.monotonic() > saved_at + SAVED_EVERY_SECONDS:
+            scorer.save(state)
+            saved_at = time.monotonic()
+    yield from scorer.finish()
+
+
+def _as_json(line: "LineScore", by: str) -> dict[str, object]:
+    part = line.part and {"text": line.part.text, "offset": line.part.offset, "bits": round(line.part.bits, 4)}
+    told: dict[str, object] = {
+        by: line.number,
+        "offset": line.offset,
+        **({"lines": line.lines} if by == "document" else {}),
+        "bytes": line.bytes,
+        "bits": round(line.bits, 4),
+        "bits_per_byte": round(line.bits_per_byte, 4),
+        "rank": None if line.rank is None else round(line.rank, 6),
+        "among": line.among,
+        "part": part,
+    }
+    return told if line.text is None else {**told, "text": line.text}
+
+
+def _summary(scorer: "LineScorer") -> str:
+    now = scorer.progress
+    told = f"{now.lines:,} lines" if now.by == "line" else f"{now.units:,} documents of {now.lines:,} lines"
+    return (
+        f"{told}, {now.read:,} bytes: {now.bits / now.read:.4f} bits per byte, {now.bits / now.lines:.2f} bits per line"
+    )

@@ -7,6 +7,8 @@ from transformer_xl.errors import ConfigError
 
 PROMPT_TOKENS = 65_536
 """Of all prompts of a request together, and of a text to be scored, fed or looked at."""
+SCORED_TEXTS = 1024
+"""Of one request; they have the tokens of one text, together."""
 NEW_TOKENS = 16_384
 CHOICES = 64
 LIKELIEST = 20

@@ -71,11 +71,22 @@ class ScoredToken(BaseModel):
     logprob: float | None
 
 
-class Scores(BaseModel):
-    model: str
+class ScoredText(BaseModel):
     tokens: list[ScoredToken]
     loss_nats: float | None
+    bits: float
     memory: MemoryUse
+
+
+class Scores(ScoredText):
+    model: str
+
+
+class ManyScores(BaseModel):
+    """In the order of the texts."""
+
+    model: str
+    data: list[ScoredText]
 
 
 class Looks(BaseModel):

@@ -44,7 +44,7 @@ SessionId = Annotated[str, fastapi.Path(alias="session", pattern=bodies.SESSION_
 SavedName = Annotated[str, fastapi.Path(pattern=bodies.SESSION_NAME)]
 
 
-def statuses(model: type | None, *more: int, kind: str | None = None) -> dict[int | str, dict[str, Any]]:
+def statuses(model: Any, *more: int, kind: str | None = None) -> dict[int | str, dict[str, Any]]:
     """What a route may answer: its result, as JSON or (also) of another `kind`, what any address may refuse with, and `more`."""
     any_route = (401, 403, 404, 405, 413, 431, 500)
     found: dict[int | str, dict[str, Any]] = {200: {"model": model} if model else {}}
@@ -220,10 +220,10 @@ def _add_models(app: FastAPI) -> None:
     async def completions(request: Request, body: bodies.Completion, ticket: TAKEN) -> Response:
         return await complete(_served(request, body.model), body, ticket)
 
-    @app.post("/v1/score", responses=statuses(answers.Scores, *WORK))
+    @app.post("/v1/score", responses=statuses(answers.Scores | answers.ManyScores, *WORK))
     async def score_text(request: Request, body: bodies.Score, ticket: TAKEN) -> Response:
         served = _served(request, body.model)
-        return await score(served, body, ticket, segment=served.forgets_after(body.memory))
+        return await score(served, body.each(), ticket, segment=served.forgets_after(body.memory), many=body.many)
 
     @app.post("/v1/attention", responses=statuses(answers.Looks, *WORK))
     async def look(request: Request, body: bodies.Attention, ticket: TAKEN) -> Response:
@@ -304,4 +304,4 @@ def _add_sessions(app: FastAPI) -> None:
 
     @app.post("/v1/sessions/{session}/score", responses=statuses(answers.Scores, *WORK))
     async def score_in_session(session: USED, body: bodies.SessionScore, ticket: TAKEN) -> Response:
-        return await score(session.served, body, ticket, segment=None, source=session.reader)
+        return await score(session.served, [body], ticket, segment=None, source=session.reader)

@@ -12,7 +12,16 @@ from starlette.exceptions import HTTPException
 
 from transformer_xl.serving.api.refusals import Refusal
 from transformer_xl.serving.http.aside import SMALL, Gone, aside_unless_gone, busy
-from transformer_xl.serving.limits import CHOICES, FIGURES, LIKELIEST, NEW_TOKENS, PROMPT_TOKENS, STOP_CHARACTERS, STOPS
+from transformer_xl.serving.limits import (
+    CHOICES,
+    FIGURES,
+    LIKELIEST,
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    SCORED_TEXTS,
+    STOP_CHARACTERS,
+    STOPS,
+)
 
 NOT_KNOWN = "has a field that is not known; GET /openapi.json lists those that are"
 DEEPEST = 20
@@ -105,10 +114,13 @@ class SessionGeneration(Generation):
     max_tokens: int | None = Field(16, ge=1, le=NEW_TOKENS)
 
 
+EITHER = ConfigDict(json_schema_extra={"oneOf": [{"required": ["text"]}, {"required": ["tokens"]}]})
+
+
 class Given(Body):
     """A text, or its tokens."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["text"]}, {"required": ["tokens"]}]})
+    model_config = EITHER
 
     text: Text | None = None
     tokens: Tokens | None = None
@@ -128,9 +140,47 @@ class SessionScore(Given):
     pass
 
 
-class Score(Given):
+ManyScored = Field(min_length=1, max_length=SCORED_TEXTS, fail_fast=True)
+
+
+class Score(Body):
+    """A text or its tokens, or a list of either, each scored for itself."""
+
+    model_config = EITHER
+
     model: ModelName
     memory: Literal["on", "off"] = "on"
+    text: (
+        Annotated[
+            Annotated[Text, Tag("text")] | Annotated[list[Text], ManyScored, Tag("texts")],
+            Discriminator(lambda value: "texts" if isinstance(value, list) else "text"),
+        ]
+        | None
+    ) = None
+    tokens: (
+        Annotated[
+            Annotated[Tokens, Tag("tokens")] | Annotated[list[Tokens], ManyScored, Tag("lists")],
+            Discriminator(lambda value: "lists" if _kind_of_prompt(value) == "lists" else "tokens"),
+        ]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def one_of_both(self) -> "Score":
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("give either text or tokens")
+        return self
+
+    @property
+    def many(self) -> bool:
+        return isinstance(self.text, list) or bool(self.tokens and isinstance(self.tokens[0], list))
+
+    def each(self) -> list[Given]:
+        if isinstance(self.text, list):
+            return [Given.model_construct(text=text) for text in self.text]
+        if self.tokens and isinstance(self.tokens[0], list):
+            return [Given.model_construct(tokens=tokens) for tokens in self.tokens]
+        return [Given.model_construct(text=self.text, tokens=self.tokens)]
 
 
 class Attention(Given):

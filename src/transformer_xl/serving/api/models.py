@@ -1,6 +1,5 @@
 """A model that is being served: what there is to know of it, the thread that reads and writes with it, and another that looks into it."""
 
-import copy
 import hashlib
 from collections.abc import Generator, Sequence
 from functools import cached_property
@@ -21,7 +20,7 @@ from transformer_xl.config import EvaluationConfig
 from transformer_xl.decoding import TextStream
 from transformer_xl.errors import CheckpointError
 from transformer_xl.inference import make_reader
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import TransformerXL, twin
 from transformer_xl.serving.limits import Limits
 
 UNITS = {"byte": "byte", "char": "character", "word": "word", "bpe": "piece", "number": "number"}
@@ -137,10 +136,10 @@ class Served:
 
     @cached_property
     def _twin(self) -> TransformerXL:
-        """The same weights in another object: looking changes how a model attends while it is read."""
-        assert isinstance(self.model, TransformerXL)
-        shared = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
-        return copy.deepcopy(self.model, shared)
+        """Looking changes how a model attends while it is read."""
+        found = twin(self.model)
+        assert isinstance(found, TransformerXL)
+        return found
 
     def looking(
         self, tokens: Sequence[int], *, position: int, layer: int, head: int

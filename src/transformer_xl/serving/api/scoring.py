@@ -11,6 +11,7 @@ from transformer_xl.batching import reading
 from transformer_xl.batching.events import EVENT_FIGURES, LEAST
 from transformer_xl.batching.requests import ReadRequest
 from transformer_xl.decoding import TextStream
+from transformer_xl.evaluation.scores import Scores
 from transformer_xl.inference import Reader, make_reader
 from transformer_xl.serving.api.admission import Extent, Ticket
 from transformer_xl.serving.api.bodies import Attention, Given
@@ -21,34 +22,54 @@ from transformer_xl.serving.api.sessions import Session, memory_use
 from transformer_xl.serving.api.texts import PlacedTokens, json_name, longest_name, placed
 from transformer_xl.serving.http.aside import SMALL
 from transformer_xl.serving.http.sending import Encoded, json_answer, json_list
+from transformer_xl.serving.limits import PROMPT_TOKENS
 
 Losses = NDArray[np.float32]
+TOO_MUCH = "the texts have {:,} tokens together, and one request may have {:,}; send fewer at a time"
 TOKEN_BYTES = 96
 """At most, of one token of a score in JSON beside its name."""
 
 
 async def score(
-    served: Served, body: Given, ticket: Ticket, *, segment: int | None, source: Reader | None = None
+    served: Served,
+    bodies: list[Given],
+    ticket: Ticket,
+    *,
+    segment: int | None,
+    source: Reader | None = None,
+    many: bool = False,
 ) -> Response:
-    """With `source`, as a session would read it; the session itself does not move."""
+    """Each text for itself, or as a session (`source`) would read it; the session itself does not move."""
     mailbox = ticket.take(served)
-    given = await _placed(served, body, ticket)
+    texts = [await _placed(served, body, ticket) for body in bodies]
+    total = sum(len(given.tokens) for given in texts)
+    if total > PROMPT_TOKENS:
+        raise Refusal(422, TOO_MUCH.format(total, PROMPT_TOKENS))
 
-    def pieces() -> Generator[int, None, Losses]:
-        reader = make_reader(served.model, window=segment) if source is None else source.fork()
-        return (yield from reading.score(reader, given.tokens, segment=segment))
+    def pieces() -> Generator[int, None, list[Losses]]:
+        found = []
+        for given in texts:
+            reader = make_reader(served.model, window=segment) if source is None else source.fork()
+            found.append((yield from reading.score(reader, given.tokens, segment=segment)))
+        return found
 
     served.submit(ReadRequest(pieces(), mailbox=mailbox))
-    loss_P = cast(Losses, await ticket.result(mailbox))
-    read = len(given.tokens) + (0 if source is None else int(source.read_B[0]))
+    losses = cast(list[Losses], await ticket.result(mailbox))
+    before = 0 if source is None else int(source.read_B[0])
+    told = [_scored_text(served, given, loss_P, before) for given, loss_P in zip(texts, losses, strict=True)]
+    answer = {"model": served.name, "data": told} if many else {"model": served.name, **told[0]}
+    return await json_answer(answer, ticket.request.receive, figures=total)
+
+
+def _scored_text(served: Served, given: PlacedTokens, loss_P: Losses, before: int) -> dict[str, Any]:
+    scores = Scores(tokens=np.asarray(given.tokens), offsets=given.start_P, nats=loss_P)
     known_P = loss_P[~np.isnan(loss_P)]
-    answer = {
-        "model": served.name,
-        "tokens": Encoded(json_list(_scored_tokens(served, given, loss_P))),
+    return {
+        "tokens": Encoded(json_list(_scored_tokens(served, scores, given))),
         "loss_nats": float(known_P.mean(dtype=np.float64)) if len(known_P) else None,
-        "memory": memory_use(served, read),
+        "bits": scores.total_bits,
+        "memory": memory_use(served, len(given.tokens) + before),
     }
-    return await json_answer(answer, ticket.request.receive, figures=len(given.tokens))
 
 
 async def _placed(served: Served, body: Given, ticket: Ticket) -> PlacedTokens:
@@ -60,11 +81,11 @@ async def _placed(served: Served, body: Given, ticket: Ticket) -> PlacedTokens:
     return given
 
 
-def _scored_tokens(served: Served, given: PlacedTokens, loss_P: Losses) -> Iterator[str]:
+def _scored_tokens(served: Served, scores: Scores, given: PlacedTokens) -> Iterator[str]:
     for first in range(0, len(given.tokens), EVENT_FIGURES):
         places = slice(first, first + EVENT_FIGURES)
-        start_P, end_P = given.start_P[places], given.end_P[places]
-        rows = given.tokens[places], start_P.tolist(), end_P.tolist(), _logprobs(loss_P[places])
+        start_P, end_P = scores.offsets[places], given.end_P[places]
+        rows = given.tokens[places], start_P.tolist(), end_P.tolist(), _logprobs(scores.nats[places])
         for token, start, end, logprob in zip(*rows, strict=True):
             told = "null" if logprob is None else repr(logprob)
             name = json_name(served.tokenizer, token)
