@@ -1,17 +1,22 @@
-"""What `import transformer_xl as txl` opens: a trained model that evaluates, generates and scores.
+"""What `import transformer_xl as txl` opens: a trained model that evaluates, generates, scores and shows what it looks at. Threads may share one.
 
 loaded = txl.load("runs/first", memory=640, clamp_len=400, same_length=True)
 loaded.evaluate(split="test").bits_per_token
-loaded.generate("def ", tokens=200)
+loaded.sweep([0, 128, 512]).plot()
+loaded.generate("def ", tokens=200, temperature=0.8)
 loaded.score("some text")
+loaded.attention("some text").plot(layer=1, head=2)
 """
 
+import hashlib
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,30 +24,27 @@ from numpy.typing import NDArray
 
 from transformer_xl import decoding
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
+from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import EvaluationConfig
-from transformer_xl.console import Advance
+from transformer_xl.console import Advance, progress
 from transformer_xl.data.store import Store, open_store
-from transformer_xl.data.text.streaming import Placed, token_stream
-from transformer_xl.data.text.tokenizers import Ids
+from transformer_xl.data.text.display import readable
+from transformer_xl.data.text.streaming import Placed, placed_tokens, token_stream
+from transformer_xl.data.text.tokenizers import encode_utf8
+from transformer_xl.devices import AUTO, choose_device
 from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
+from transformer_xl.evaluation.lines import LAST_LINES, SCORED_AT_ONCE, By, LineScorer
+from transformer_xl.evaluation.scores import Scores
 from transformer_xl.evaluation.scoring import RuleName
+from transformer_xl.evaluation.sweep import Sweep
 from transformer_xl.files import path_from_text
 from transformer_xl.inference import Reader, make_reader, restore_reader
 from transformer_xl.inference.weights import WeightKind
-from transformer_xl.model import AnyModel
+from transformer_xl.model import AnyModel, twin
 
-SCORED_AT_ONCE = 512
-"""Tokens whose distributions are in memory at the same time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """Tokens of a stream, the byte at which each begins in it, and its loss in nats: NaN for the first of all, which has nothing before it."""
-
-    token_P: Ids
-    offset_P: Ids
-    loss_P: NDArray[np.float32]
+if TYPE_CHECKING:
+    from transformer_xl.analysis.attention_view import Attention
 
 
 class Loaded:
@@ -52,6 +54,10 @@ class Loaded:
         self.checkpoint = checkpoint
         self.model: AnyModel = checkpoint.model
         self.tokenizer, self.config = checkpoint.tokenizer, checkpoint.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.vocabulary.bias_V.device
 
     def store(self, data: Path | str | None = None) -> Store:
         """The data it was trained on, or other data made with the same tokenizer."""
@@ -70,30 +76,123 @@ class Loaded:
             )
         return store
 
+    def __repr__(self) -> str:
+        about, shape = self.checkpoint.about, self.config.model.in_words
+        where = self.checkpoint.run.path if self.checkpoint.run is not None else self.checkpoint.folder
+        weights = sum(parameter.numel() for parameter in self.model.parameters())
+        told = f"{shape.kind}, {shape.shape}, {weights:,} weights, memory {shape.memory}, {self.tokenizer.kind} tokens"
+        return f"<{where} at step {about.step:,}: {told}, on {self.device}>"
+
     def evaluate(
         self,
         *,
         data: Path | str | None = None,
         split: str = "test",
-        lengths: EvaluationConfig | None = None,
+        memory: int | None = None,
+        segment: int | None = None,
+        clamp_len: int | None = None,
+        same_length: bool | None = None,
         rule: RuleName = "exact",
         lanes: int | None = None,
         tokens: int | None = None,
+        score_boundaries: bool = False,
+        weights: WeightKind = "exact",
         advance: Advance | None = None,
+        lengths: EvaluationConfig | None = None,
     ) -> Figures:
-        """Figures of a split. `lengths` are the run's evaluation lengths unless given; `tokens` reads only the first so many."""
+        """Figures of a split. Lengths are the run's own for evaluation unless given; `tokens` reads only the first so many. A bar shows how far it is,
+        unless `advance` is told instead."""
+        asked = self._lengths(lengths, memory=memory, segment=segment, clamp_len=clamp_len, same_length=same_length)
         chosen = self.store(data).split(split)
         chosen = chosen if tokens is None else chosen.first(tokens)
-        made = make_rule(self.model, lengths or self.config.evaluation, name=rule, tokens=len(chosen), lanes=lanes)
-        return evaluate(self.model, chosen, rule=made, advance=advance)
+        # Another object with the same weights: its lengths change, and somebody may be reading with this one.
+        model, of_rule = twin(self.model), {"score_boundaries": score_boundaries, "weights": weights}
+        made = make_rule(model, asked, name=rule, tokens=len(chosen), lanes=lanes, **of_rule)  # type: ignore[arg-type]
+        if advance is not None:
+            return evaluate(model, chosen, rule=made, advance=advance)
+        with progress(f"evaluating with memory {made.memory}", total=len(chosen) - 1, unit="tokens") as shown:
+            return evaluate(model, chosen, rule=made, advance=shown)
+
+    def sweep(
+        self,
+        memories: Sequence[int],
+        *,
+        data: Path | str | None = None,
+        split: str = "test",
+        segment: int | None = None,
+        clamp_len: int | None = None,
+        same_length: bool | None = None,
+        rule: RuleName = "exact",
+        lanes: int | None = None,
+        tokens: int | None = None,
+        score_boundaries: bool = False,
+        weights: WeightKind = "exact",
+    ) -> Sweep:
+        """The same text with more and less memory: a table, with `.plot()` and `.to_pandas()`."""
+        if not memories:
+            raise InputError("a sweep of no memories has nothing to compare; give some, such as [0, 128, 512]")
+        asked = self._lengths(None, segment=segment, clamp_len=clamp_len, same_length=same_length)
+        figures = []
+        with progress("sweeping", total=len(memories), unit="memories") as done:
+            for memory in memories:
+                figures.append(
+                    self.evaluate(
+                        data=data,
+                        split=split,
+                        memory=memory,
+                        segment=asked.segment,
+                        clamp_len=asked.clamp_len,
+                        same_length=asked.same_length and memory > 0,
+                        rule=rule,
+                        lanes=lanes,
+                        tokens=tokens,
+                        score_boundaries=score_boundaries,
+                        weights=weights,
+                    )
+                )
+                done(1)
+        about, run = self.checkpoint.about, self.checkpoint.run
+        title = f"{run.path.name if run is not None else self.checkpoint.folder.name} on {about.corpus} {split}"
+        return Sweep(figures, unit=about.unit, trained=self.config.model.memory, title=title)
 
     def per_token(
-        self, *, data: Path | str | None = None, split: str = "test", lengths: EvaluationConfig | None = None
+        self,
+        *,
+        data: Path | str | None = None,
+        split: str = "test",
+        memory: int | None = None,
+        segment: int | None = None,
+        clamp_len: int | None = None,
+        same_length: bool | None = None,
+        lengths: EvaluationConfig | None = None,
     ) -> NDArray[np.float32]:
         """Each token's loss in nats under the exact rule, in corpus order; NaN for the first, which has no context."""
-        chosen = self.store(data).split(split)
-        rule = make_rule(self.model, lengths or self.config.evaluation, tokens=len(chosen))
-        return score_split(self.model, chosen, rule=rule)
+        asked = self._lengths(lengths, memory=memory, segment=segment, clamp_len=clamp_len, same_length=same_length)
+        chosen, model = self.store(data).split(split), twin(self.model)
+        rule = make_rule(model, asked, tokens=len(chosen))
+        return score_split(model, chosen, rule=rule)
+
+    def _lengths(self, lengths: EvaluationConfig | None, **asked: int | None) -> EvaluationConfig:
+        """The run's own, but for those that are asked for."""
+        if lengths is not None:
+            told = (
+                "lengths= goes with the next version; give memory=, segment=, clamp_len= and same_length= by themselves"
+            )
+            warnings.warn(told, DeprecationWarning, stacklevel=3)
+        given = {name: value for name, value in asked.items() if value is not None}
+        return replace(lengths or self.config.evaluation, **given)  # type: ignore[arg-type]
+
+    def attention(self, text: str | bytes, *, memory: int | None = None) -> "Attention":
+        """What each head looks at in `text`: `.plot(layer=1, head=2)` from its last tokens, `.plot()` on average, `.heads` as rows. Every token sees
+        its last `memory` tokens, those that the run evaluates with unless told."""
+        from transformer_xl.analysis.attention_view import Attention, check_attends
+
+        model = check_attends(twin(self.model), name=self.checkpoint.folder)
+        ids = self.tokenizer.encode(text)
+        if len(ids) < 2:
+            raise InputError(f"a text of {len(ids)} tokens has nothing to look back at; give at least two")
+        lengths = self._lengths(None, memory=memory)
+        return Attention(model, ids, lengths=lengths, name_of=lambda token: readable(self.tokenizer, token))
 
     def generate(
         self,
@@ -101,11 +200,28 @@ class Loaded:
         *,
         tokens: int = 200,
         stop: Sequence[str] = (),
+        temperature: float = 1.0,
+        top_k: int = 40,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
         weights: WeightKind = "exact",
-        **sampling: float,
     ) -> str:
-        """A continuation of `prompt`, without it. Ends before the first `stop` string. Sampling: the fields of `generation.Sampling`."""
-        return "".join(self.stream(prompt, tokens=tokens, stop=stop, weights=weights, **sampling))
+        """A continuation of `prompt`, without it. Ends before the first `stop` string. How it is drawn: `decoding.Sampling` explains each word."""
+        pieces = self.stream(
+            prompt,
+            tokens=tokens,
+            stop=stop,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            weights=weights,
+        )
+        return "".join(pieces)
 
     def stream(
         self,
@@ -113,12 +229,24 @@ class Loaded:
         *,
         tokens: int = 200,
         stop: Sequence[str] = (),
+        temperature: float = 1.0,
+        top_k: int = 40,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
         weights: WeightKind = "exact",
-        **sampling: float,
     ) -> Iterator[str]:
         """The same, as it is drawn: whole characters, and nothing of a stop string."""
         before = decoding.start_tokens(self.tokenizer, prompt)
-        chance = decoding.Sampling(**sampling)  # type: ignore[arg-type]
+        chance = decoding.Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        )
         drawn = decoding.generate(self.model, before, tokens=tokens, sampling=chance, weights=weights)
         yield from decoding.text_pieces(self.tokenizer, drawn, before=before, stop=stop)
 
@@ -128,14 +256,21 @@ class Loaded:
         *,
         tokens: int = 200,
         stop: Sequence[str] = (),
-        weights: WeightKind = "exact",
         seeds: Sequence[int] | None = None,
-        **sampling: float,
+        temperature: float = 1.0,
+        top_k: int = 40,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        weights: WeightKind = "exact",
     ) -> list[decoding.Written]:
         """A continuation of each prompt, side by side: each is what `generate` gives with its seed (0, 1, 2, ... unless told)."""
         seeds = range(len(prompts)) if seeds is None else seeds
         before = [decoding.start_tokens(self.tokenizer, prompt) for prompt in prompts]
-        samplings = [decoding.Sampling(**sampling, seed=seed) for seed in seeds]  # type: ignore[arg-type]
+        shared = decoding.Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+        )
+        samplings = [replace(shared, seed=seed) for seed in seeds]
         if len(samplings) != len(prompts):
             raise InputError(f"{len(samplings)} seeds for {len(prompts)} prompts; give one for each")
         return decoding.write_texts(
@@ -164,30 +299,53 @@ class Loaded:
             for hypothesis in found
         ]
 
-    def score(self, text: str | bytes, *, weights: WeightKind = "exact") -> NDArray[np.float32]:
-        """The loss in nats of each token of `text` given all before it; the first, which has nothing before it, is left out."""
-        ids = self.tokenizer.encode(text)
-        if len(ids) < 2:
-            raise InputError(f"a text of {len(ids)} tokens has nothing to predict; give at least two")
-        losses = [scored.loss_P for scored in self._scored([Placed(token_P=ids, offset_P=ids)], weights)]
-        return np.concatenate(losses)[1:]
+    def score(self, text: str | bytes, *, weights: WeightKind = "exact") -> Scores:
+        """How surprising each token of `text` is given all before it; the first has nothing before it, and NaN."""
+        placed = placed_tokens(self.tokenizer, encode_utf8(text) if isinstance(text, str) else text, name="the text")
+        if len(placed.token_P) < 2:
+            raise InputError(f"a text of {len(placed.token_P)} tokens has nothing to predict; give at least two")
+        return Scores.joined(list(self._scored([placed], weights)))
 
     def score_stream(
         self, stream: Iterable[bytes], *, name: str = "the text", weights: WeightKind = "exact"
-    ) -> Iterator[Scored]:
+    ) -> Iterator[Scores]:
         """The same for a text of any length as its bytes come, in pieces; nothing grows with the text. `name` is what errors call it."""
         return self._scored(token_stream(self.tokenizer, stream, name=name), weights)
 
-    def _scored(self, pieces: Iterable[Placed], weights: WeightKind) -> Iterator[Scored]:
-        if not self.model.config.remembers:
-            raise InputError("a model with memory 0 sees no text before a token; give it some, such as memory=128")
-        engine = self.engine(weights=weights)
+    def _scored(self, pieces: Iterable[Placed], weights: WeightKind) -> Iterator[Scores]:
+        engine = self._remembering(weights)
         for piece in pieces:
             for start in range(0, len(piece.token_P), SCORED_AT_ONCE):
                 some = slice(start, start + SCORED_AT_ONCE)
                 tokens_BT = torch.from_numpy(piece.token_P[some])[None].to(self.model.vocabulary.bias_V.device)
-                loss_P = engine.score(tokens_BT)[0].float().cpu().numpy()
-                yield Scored(token_P=piece.token_P[some], offset_P=piece.offset_P[some], loss_P=loss_P)
+                nats = engine.score(tokens_BT)[0].float().cpu().numpy()
+                yield Scores(tokens=piece.token_P[some], offsets=piece.offset_P[some], nats=nats)
+
+    def line_scorer(
+        self,
+        *,
+        by: By | None = None,
+        last: int | None = None,
+        state: Path | str | None = None,
+        name: str = "the text",
+        weights: WeightKind = "exact",
+    ) -> LineScorer:
+        """Scores lines (or documents: `by`) of a stream beside the `last` so many, 10,000 unless told. `state` is a file that it was saved to: where
+        there is one, it goes on from there."""
+        model = hashlib.sha256((self.checkpoint.folder / CHECKSUMS).read_bytes()).hexdigest()
+        if state is not None and Path(state).exists():
+            return LineScorer.restore(
+                state, self.tokenizer, self.model, model=model, by=by, last=last, weights=weights, name=name
+            )
+        reader = self._remembering(weights)
+        return LineScorer(
+            self.tokenizer, reader, model=model, by=by or "line", last=LAST_LINES if last is None else last, name=name
+        )
+
+    def _remembering(self, weights: WeightKind) -> Reader:
+        if not self.model.config.remembers:
+            raise InputError("a model with memory 0 sees no text before a token; give it some, such as memory=128")
+        return self.engine(weights=weights)
 
     def engine(
         self,
@@ -209,10 +367,12 @@ def load(
     memory: int | None = None,
     clamp_len: int | None = None,
     same_length: bool | None = None,
-    device: str = "cpu",
+    device: str = AUTO,
+    adapter: Path | str | None = None,
 ) -> Loaded:
-    """A run's best checkpoint, or the checkpoint in a folder; with other lengths than it was trained with, where given."""
-    checkpoint = load_checkpoint(run, device=device)
+    """A run's best checkpoint, or the checkpoint in a folder; with other lengths than it was trained with, and with an adapter's file added to its
+    weights, where given."""
+    checkpoint = load_checkpoint(run, device=str(choose_device(device)), adapter=adapter)
     checkpoint.model.set_lengths(memory=memory, clamp_len=clamp_len, same_length=same_length)
     changes = {"memory": memory, "clamp_len": clamp_len, "same_length": same_length}
     asked = {name: value for name, value in changes.items() if value is not None}
@@ -227,7 +387,7 @@ def from_pretrained(
     memory: int | None = None,
     clamp_len: int | None = None,
     same_length: bool | None = None,
-    device: str = "cpu",
+    device: str = AUTO,
 ) -> Loaded:
     """Any checkpoint: a run of ours is loaded as it is; somebody else's file or folder is imported, as `txl import` does, into a folder that lives as
     long as what is returned. Nothing is downloaded."""

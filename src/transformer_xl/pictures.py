@@ -1,8 +1,10 @@
-"""Pictures as files. matplotlib is an extra, and is imported only when something is drawn."""
+"""Pictures, as files or as figures that a notebook shows. matplotlib is an extra, and is imported only when something is drawn."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +19,40 @@ def can_draw() -> bool:
 
 
 @contextmanager
-def figure(path: Path, *, size: tuple[float, float], dpi: int = 140) -> Iterator[Any]:
-    """A figure of so many inches to put axes on; the file appears when the block ends without an error."""
-    if path.suffix not in ENDINGS:
+def figure(path: Path | None, *, size: tuple[float, float], dpi: int = 140) -> Iterator[Any]:
+    """A figure of so many inches to put axes on; the file appears when the block ends without an error. Without a path, the figure is all there is."""
+    if path is not None and path.suffix not in ENDINGS:
         raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
     if not can_draw():
         raise InputError("pictures need matplotlib; install it with: pip install 'transformer-xl[viz]'")
-    from matplotlib.figure import Figure  # not pyplot: no state that outlives the picture, no screen asked for
     from matplotlib.text import Text
 
-    drawn = Figure(figsize=size, layout="constrained")
+    drawn = _figure_class()(figsize=size, layout="constrained")
     yield drawn
     for text in drawn.findobj(Text):
         text.set_text(readable(text.get_text()))
-    with atomic_file(path) as file:
-        drawn.savefig(file, dpi=dpi, format=path.suffix[1:])
+    if path is not None:
+        with atomic_file(path) as file:
+            drawn.savefig(file, dpi=dpi, format=path.suffix[1:])
+
+
+@cache
+def _figure_class() -> Any:
+    from matplotlib.figure import Figure  # not pyplot: no state that outlives the picture, no screen asked for
+
+    class Picture(Figure):
+        """A matplotlib Figure that a notebook shows without being told how."""
+
+        def _repr_png_(self) -> bytes:
+            shown = BytesIO()
+            self.savefig(shown, format="png")
+            return shown.getvalue()
+
+    return Picture
 
 
 @contextmanager
-def picture(path: Path, *, title: str) -> Iterator[Any]:
+def picture(path: Path | None, *, title: str) -> Iterator[Any]:
     """One pair of axes to draw on."""
     with figure(path, size=(7, 4.2)) as drawn:
         axes = drawn.subplots()

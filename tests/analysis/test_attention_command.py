@@ -60,7 +60,7 @@ def other_run(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     source = Path(json.__file__).parent / "__init__.py"
     (folder / "text.txt").write_text(TEXT * 20 + source.read_text())
-    store = prepare(folder / "text.txt", folder / "store", request.param)
+    store = prepare(folder / "text.txt", folder / "store", request.param, "--binary", "keep")  # it has a zero byte
     model = replace(SMALL.model, vocabulary=store.manifest.vocabulary_size)
     config = replace(SMALL, model=model, training=replace(SMALL.training, steps=2, lanes=1))
     train(config, store=store, folder=folder / "run", command="txl train small")

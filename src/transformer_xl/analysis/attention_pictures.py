@@ -24,7 +24,7 @@ TALLEST_PIXELS = 30_000
 """Many heads and positions make one picture smaller, not one that nothing can open."""
 
 
-def draw_averages(averages: Averages, path: Path, *, title: str, chosen: Sequence[Head] = ()) -> None:
+def draw_averages(averages: Averages, path: Path | None, *, title: str, chosen: Sequence[Head] = ()) -> Any:
     """A row for each head, a column for each distance, the nearest at the right, where text ends; beside it how far the head looks."""
     N, H = averages.entropy_bits_NH.shape
     with figure(path, size=(11, _height(N * H))) as drawn:
@@ -43,6 +43,7 @@ def draw_averages(averages: Averages, path: Path, *, title: str, chosen: Sequenc
             beside.annotate(label, (mean_distance[row], row), va="center", fontsize=7)
         beside.margins(x=0.6)
         _colour_bar(drawn, image, axes, averages)
+    return drawn
 
 
 def draw_terms(averages: Averages, path: Path, *, title: str) -> None:
@@ -62,7 +63,7 @@ def draw_terms(averages: Averages, path: Path, *, title: str) -> None:
         _colour_bar(drawn, image, panels, averages)
 
 
-def draw_heads(maps: Sequence[Map], names: dict[int, str], path: Path, *, title: str) -> None:
+def draw_heads(maps: Sequence[Map], names: dict[int, str], path: Path | None, *, title: str) -> Any:
     """Each row a query, each column a token it may look at; what is among a row's top fifth is red, the rest grey.
 
     `names` are the tokens by position. Words under the columns are red where the last row, the position asked for, looks most.
@@ -87,6 +88,7 @@ def draw_heads(maps: Sequence[Map], names: dict[int, str], path: Path, *, title:
             fontsize=11,
             parse_math=False,
         )
+    return drawn
 
 
 def _lines_of_columns(one: Map) -> list[range]:

@@ -9,6 +9,7 @@ import io
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -18,15 +19,18 @@ from typing import NoReturn
 from transformer_xl.errors import TransformerXLError, suggest
 
 COMMANDS = {
+    "fit": "a model of your own text, in one command and so many minutes",
     "demo": "see it work, start to end: data, training, evaluation, text",
     "prepare": "make a data store from a known corpus or your own text",
     "data": "show what a data store holds",
     "presets": "the models of the paper: sizes, lengths, results, provenance",
     "train": "train a model; run it again to go on",
+    "runs": "the runs in a folder: size, steps, minutes, best figure, data, date",
     "evaluate": "how good a model is, and by which rule",
+    "compare": "runs side by side: one text, one rule, and their curves",
     "recl": "how much context models make use of",
     "generate": "text out of a model",
-    "score": "how surprising each token of a text or a stream is",
+    "score": "how surprising each token or line of a text or a stream is",
     "serve": "a page and an HTTP API: talk to a model, watch its memory",
     "attention": "what each head of a model looks at: figures and a page",
     "import": "make a run of somebody else's checkpoint, safely",
@@ -117,6 +121,8 @@ def speak_utf8() -> None:
 def dispatch(words: list[str]) -> int:
     from transformer_xl import __version__
 
+    started_at = time.perf_counter()
+
     if not words or words[0] in ("-h", "--help"):
         print(overview())
         return 0
@@ -133,6 +139,7 @@ def dispatch(words: list[str]) -> int:
     command.configure(parser)
     arguments = parser.parse_all(words[1:])
     arguments.words = words[1:]  # as typed, for commands that write down how a result was made
+    arguments.started_at = started_at  # for commands that promise to be done in time: loading torch takes seconds
     exit_code: int = command.run(arguments)
     return exit_code
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from transformer_xl.library import Loaded
 
 HEADS_CHOSEN = 3
-ROWS = 8
-"""Consecutive positions shown for each one asked for, which is the last of them."""
 WIDEST_SHOWN = 10
 
 
@@ -57,11 +55,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.analysis import attention
     from transformer_xl.analysis.attention_page import page
+    from transformer_xl.analysis.attention_view import ROWS, check_attends
     from transformer_xl.console import progress
     from transformer_xl.data.text.display import readable
     from transformer_xl.files import write_text
     from transformer_xl.library import load
-    from transformer_xl.model import Recurrent
 
     if arguments.text and (arguments.split or arguments.data):
         other = "--split" if arguments.split else "--data"
@@ -69,10 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tokens is not None and arguments.tokens < 0:
         raise ConfigError(f"--tokens: {arguments.tokens} is no number of tokens; give two or more")
     heads = [parse_head(word) for word in arguments.head]
-    loaded = load(arguments.run)
-    model = loaded.model
-    if isinstance(model, Recurrent):
-        raise InputError(f"{arguments.run} is a recurrent model, which has no attention to look at; give another")
+    loaded = load(arguments.run, device="cpu")
+    model = check_attends(loaded.model, name=arguments.run)
     folder, lengths = out_folder(arguments, loaded), loaded.config.evaluation
     if arguments.memory is not None:
         lengths = replace(lengths, memory=arguments.memory)

@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="P",
-        help="training: a preset's model, segment and lanes in place of the two shapes; learning: who learns (bytes), a preset or a .toml or .json file, or several: A,B",
+        help="training: a preset's model, segment and lanes in place of the two shapes; learning: who learns (bytes, or text for byte pairs), a preset or a .toml or .json file, or several: A,B",
     )
     parser.add_argument(
         "--against",

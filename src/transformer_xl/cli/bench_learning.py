@@ -28,7 +28,9 @@ TINY_LADDER = (40_000, 80_000)
 
 def configure(group: "argparse._ArgumentGroup") -> None:
     """None stands for what is not given: the other kinds take none of these."""
-    group.add_argument("--corpus", nargs="+", metavar="STORE", help="stores of bytes, each with train, valid and test")
+    group.add_argument(
+        "--corpus", nargs="+", metavar="STORE", help="stores of bytes or byte pairs, each with train, valid and test"
+    )
     group.add_argument("--minutes", type=float, metavar="M", help="of training for each, by the clock (4)")
     group.add_argument("--seeds", metavar="A,B,C", help="each a run of its own (1)")
     group.add_argument(
@@ -58,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in DEFAULTS if getattr(arguments, name) is not None}
     asked = {**DEFAULTS, **(TINY if arguments.scale == "tiny" else {}), **given}
     if not asked["corpus"]:
-        raise ConfigError("--corpus is missing; name stores of bytes, made with: txl prepare ... --tokenizer byte")
+        raise ConfigError(
+            "--corpus is missing; name stores of bytes or byte pairs, made with: txl prepare ... --tokenizer byte, or bpe"
+        )
     for name in ("minutes", "parameters", "test_bytes"):
         if asked[name] <= 0:
             raise ConfigError(f"--{name.replace('_', '-')}: {asked[name]} is too few; take more than 0")
@@ -90,13 +94,15 @@ def compare_and_tell(arguments: argparse.Namespace, asked: dict[str, Any], *, se
     from transformer_xl.data.store import open_store
     from transformer_xl.files import write_text
 
-    ours = (arguments.preset or "bytes").split(",")
     peers = [name for name in (arguments.against or "lstm,qrnn").split(",") if name != "none"]
     for name in peers:
         if name not in PEERS:
             raise ConfigError(
                 f"--against: nobody called {name}{suggest(name, PEERS)}; a preset of ours is named with --preset"
             )
+    stores = [open_store(path) for path in asked["corpus"]]
+    pairs = all(store.manifest.tokenizer_kind == "bpe" for store in stores)
+    ours = (arguments.preset or ("text" if pairs else "bytes")).split(",")
     tiny = arguments.scale == "tiny"
     small: dict[str, Any] = {}
     if tiny:
@@ -111,7 +117,7 @@ def compare_and_tell(arguments: argparse.Namespace, asked: dict[str, Any], *, se
         **small,
     )
     comparison = compare(
-        [open_store(path) for path in asked["corpus"]],
+        stores,
         [entrant_of(name, scale=arguments.scale) for name in dict.fromkeys([*ours, *peers])],
         settings=settings,
         results=Results(None if asked["results"] is None else Path(asked["results"])),

@@ -3,7 +3,6 @@ with and without memory beside an n-gram model of the same bytes, draws, and wri
 
 import argparse
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from transformer_xl.config import RunConfig
     from transformer_xl.data.store import Split, Store
 
-WARM_UP_STEPS, CALIBRATION_STEPS = 8, 16
-FEWEST_STEPS, MOST_STEPS = 100, 100_000
 TEST_TOKENS = 200_000
 NGRAM_ORDER = 5
 MEMORIES = (0, 128, 256, 512)
@@ -35,51 +32,44 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--minutes: {arguments.minutes} is no time; give more than 0")
     from transformer_xl.checkpoint import RunFolder
     from transformer_xl.checkpoint.folder import read_config
-    from transformer_xl.console import progress
-    from transformer_xl.evaluation import evaluate, make_rule
     from transformer_xl.evaluation.ngram import witten_bell_bits
-    from transformer_xl.evaluation.sweep import draw_sweep, sweep_table
     from transformer_xl.files import write_json
     from transformer_xl.library import load
+    from transformer_xl.pictures import can_draw
     from transformer_xl.training import train_unstuck
 
     folder = Path(arguments.run)
     store = prepared(folder / "data")
     command = f"txl demo --run {folder} --minutes {arguments.minutes:g}{' --paper' * arguments.paper}"
     runs = {"demo": folder, **({"paper-demo": folder / "paper"} if arguments.paper else {})}
+    taken: dict[str, int] = {}
     for preset, place in runs.items():
-        config = demo_config(place, store, minutes=arguments.minutes, preset=preset)
-        which = "" if preset == "demo" else " of the paper's configuration"
-        heading(f"Training {config.training.steps} steps{which}, about {arguments.minutes:g} minutes")
+        config = demo_config(place, minutes=arguments.minutes, preset=preset)
+        which = "" if preset == "demo" else " the paper's configuration"
+        heading(f"Training{which} for {config.training.minutes:g} minutes")
         outcome = train_unstuck(config, store=store, folder=place, command=command)
         if outcome.stopped_by is not None:
             print(f"stopped at step {outcome.step} and saved; txl demo goes on from there", file=sys.stderr)
             return 128 + int(outcome.stopped_by)
+        taken[preset] = outcome.step
     config = read_config(RunFolder(folder).config)
 
     heading(f"Evaluating on {TEST_TOKENS:,} held-out bytes")
     loaded = load(folder)
     test = store.split("test").first(TEST_TOKENS)
-    ngram = witten_bell_bits(seen_bytes(store, config), test.tokens, order=NGRAM_ORDER, vocabulary=256)
-    results = []
-    for memory in MEMORIES:
-        rule = make_rule(loaded.model, replace(config.evaluation, memory=memory), tokens=len(test))
-        with progress(f"memory {memory}", total=len(test) - 1, unit="tokens") as advance:
-            results.append(evaluate(loaded.model, test, rule=rule, advance=advance))
-    run_folder = RunFolder(folder)
-    draw_sweep(
-        results,
-        run_folder.made("figures") / "sweep-test.png",
-        unit="bits_per_byte",
-        trained=config.model.memory,
-        title="demo",
+    ngram = witten_bell_bits(
+        seen_bytes(store, config, steps=taken["demo"]), test.tokens, order=NGRAM_ORDER, vocabulary=256
     )
+    sweep = loaded.sweep(MEMORIES, data=store.folder, tokens=TEST_TOKENS)
+    run_folder = RunFolder(folder)
+    if can_draw():
+        sweep.plot(run_folder.made("figures") / "sweep-test.png")
     write_json(
         run_folder.made("evaluations") / "demo.json",
-        {"ngram_order": NGRAM_ORDER, "ngram_bits_per_byte": ngram, "sweep": [result.as_json() for result in results]},
+        {"ngram_order": NGRAM_ORDER, "ngram_bits_per_byte": ngram, "sweep": [one.as_json() for one in sweep]},
     )
-    print(sweep_table(results, unit="bits_per_byte", trained=config.model.memory))
-    without, trained = results[0], results[MEMORIES.index(config.model.memory)]
+    print(sweep)
+    without, trained = sweep.figures[0], sweep.figures[MEMORIES.index(config.model.memory)]
     print("\nbits per byte, lower is better")
     rows = (
         (f"order-{NGRAM_ORDER} Witten-Bell n-gram of the same bytes", ngram),
@@ -96,9 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     heading("Next")
     print(f"  txl generate {folder} --prompt 'class ' --tokens 500")
     print(f"  txl evaluate {folder} --split valid --sweep 0,64,128,256,512")
-    print(
-        f"  txl train demo --data {folder}/data --run runs/longer --training.steps 5000 --training.validate_every 500"
-    )
+    print(f"  txl train demo --data {folder}/data --run runs/longer --minutes 10")
     print(f"\nLook at {folder}/figures/ and {folder}/README.md.")
     return 0
 
@@ -127,39 +115,26 @@ def bits_of(run: Path, test: "Split") -> float:
     return evaluate(loaded.model, test, rule=rule).bits_per_byte
 
 
-def demo_config(folder: Path, store: "Store", *, minutes: float, preset: str) -> "RunConfig":
-    """The preset with as many steps as fit into `minutes` on this machine; a demo that was begun keeps its number."""
+def demo_config(folder: Path, *, minutes: float, preset: str) -> "RunConfig":
+    """The preset for so long; a demo that was begun keeps its time."""
     from transformer_xl.checkpoint import RunFolder
     from transformer_xl.checkpoint.folder import read_config
     from transformer_xl.presets import find_preset
-    from transformer_xl.training.session import Session
-    from transformer_xl.training.step import take_step
 
     if RunFolder(folder).steps():
         return read_config(RunFolder(folder).config)
-    import torch
-
     config = find_preset(preset).run
-    session = Session.fresh(config, store=store, device=torch.device("cpu"))
-    for number in range(WARM_UP_STEPS + CALIBRATION_STEPS):
-        if number == WARM_UP_STEPS:  # those before are slower: memory is allocated, kernels are chosen
-            started_at = time.perf_counter()
-        if session.lanes.at_start:
-            session.memories = [None]
-        take_step(session, session.lanes.next())
-    steps_per_minute = CALIBRATION_STEPS / (time.perf_counter() - started_at) * 60
-    steps = max(FEWEST_STEPS, min(MOST_STEPS, int(steps_per_minute * minutes)))
-    return replace(config, training=replace(config.training, steps=steps))
+    return replace(config, training=replace(config.training, minutes=minutes))
 
 
-def seen_bytes(store: "Store", config: "RunConfig") -> "NDArray[np.integer]":
+def seen_bytes(store: "Store", config: "RunConfig", *, steps: int) -> "NDArray[np.integer]":
     """What training has read, place after place: each of them once, or all of the text after an epoch."""
     import numpy as np
 
     from transformer_xl.training.session import lanes_of
 
     lanes, places, parts = lanes_of(config, store), [], []
-    for _ in range(config.training.steps):
+    for _ in range(steps):
         parts.append(lanes.next().tokens)
         if lanes.at_start:
             places.append(np.concatenate(parts, axis=1).reshape(-1))

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformer_xl.cli.devices import ADAPTER_HELP, say_device
+from transformer_xl.devices import AUTO, DEVICES_HELP
 from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--per-token", metavar="FILE", help="write each token's loss in nats, in order, as a .npy array")
     add("--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: what rounding the weights to bytes costs")
-    add("--device", default="cpu")
+    add("--adapter", metavar="FILE", help=ADAPTER_HELP)
+    add("--device", default=AUTO, help=DEVICES_HELP)
     add("--json", action="store_true", help="print the result as JSON")
 
 
@@ -54,12 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--sweep evaluates many times; it goes with neither --per-token nor --sliding")
     if arguments.per_token and not Path(arguments.per_token).parent.is_dir():
         raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
-    loaded = load(arguments.run, device=arguments.device)
+    loaded = load(arguments.run, device=arguments.device, adapter=arguments.adapter)
     if arguments.data is not None:  # figures are of the text that was read, whatever the model learned from
         read = loaded.store(arguments.data).manifest
         loaded.checkpoint.about = replace(loaded.checkpoint.about, corpus=read.name, rule=read.rule)
     asked = {name: getattr(arguments, name) for name in ("segment", "memory", "clamp_len", "same_length")}
     lengths = replace(loaded.config.evaluation, **{name: value for name, value in asked.items() if value is not None})
+    say_device(arguments, loaded)
     return sweep(arguments, loaded, lengths, memories) if memories else single(arguments, loaded, lengths)
 
 
@@ -100,29 +104,27 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
 
 
 def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationConfig", memories: list[int]) -> int:
-    from transformer_xl.console import progress
-    from transformer_xl.evaluation import evaluate, make_rule
-    from transformer_xl.evaluation.sweep import draw_sweep, sweep_table
+    from transformer_xl.pictures import can_draw
 
-    split, unit = chosen_split(arguments, loaded), loaded.checkpoint.about.unit
-    trained = loaded.config.model.memory
-    results = []
-    with progress("sweeping", total=len(memories), unit="memories") as done:
-        for memory in memories:
-            lengths_here = replace(lengths, memory=memory, same_length=lengths.same_length and memory > 0)
-            asked = asked_of_rule(arguments)
-            rule = make_rule(loaded.model, lengths_here, name=arguments.rule, tokens=len(split), **asked)
-            with progress(f"memory {memory}", total=len(split) - 1, unit="tokens") as advance:
-                results.append(evaluate(loaded.model, split, rule=rule, advance=advance))
-            done(1)
-    result = {**header(arguments, loaded), "sweep": [found.as_json() for found in results]}
+    found = loaded.sweep(
+        memories,
+        data=arguments.data,
+        split=arguments.split,
+        segment=lengths.segment,
+        clamp_len=lengths.clamp_len,
+        same_length=lengths.same_length,
+        rule=arguments.rule,
+        tokens=arguments.tokens,
+        **asked_of_rule(arguments),
+    )
+    result = {**header(arguments, loaded), "sweep": [one.as_json() for one in found]}
     record(loaded, result, name=f"{arguments.split}-sweep")
-    if loaded.checkpoint.run is not None:
-        path = loaded.checkpoint.run.made("figures") / f"sweep-{arguments.split}.png"
-        title = f"{loaded.checkpoint.run.path.name} on {loaded.checkpoint.about.corpus} {arguments.split}"
-        if draw_sweep(results, path, unit=unit, trained=trained, title=title) and not arguments.json:
+    if loaded.checkpoint.run is not None and can_draw():
+        path = loaded.checkpoint.run.made("figures") / f"sweep-{arguments.split}{adapted(loaded)}.png"
+        found.plot(path)
+        if not arguments.json:
             print(f"plot: {path}")
-    print(json.dumps(result, indent=2) if arguments.json else sweep_table(results, unit=unit, trained=trained))
+    print(json.dumps(result, indent=2) if arguments.json else found)
     return 0
 
 
@@ -154,6 +156,7 @@ def header(arguments: argparse.Namespace, loaded: "Loaded") -> dict[str, object]
         "corpus_rule": about.rule,
         "split": arguments.split,
         "unit": about.unit,
+        **({} if arguments.adapter is None else {"adapter": arguments.adapter}),
     }
 
 
@@ -161,4 +164,12 @@ def record(loaded: "Loaded", result: dict[str, object], *, name: str) -> None:
     from transformer_xl.files import write_json
 
     if loaded.checkpoint.run is not None:
-        write_json(loaded.checkpoint.run.made("evaluations") / f"{name}.json", result)
+        write_json(loaded.checkpoint.run.made("evaluations") / f"{name}{adapted(loaded)}.json", result)
+
+
+def adapted(loaded: "Loaded") -> str:
+    """The end of a name, so that figures of a run with an adapter stand beside its own."""
+    from transformer_xl.checkpoint.adapter_file import fingerprint
+
+    adapter = loaded.checkpoint.adapter
+    return "" if adapter is None else f"-adapter-{fingerprint(adapter.factors)[:8]}"

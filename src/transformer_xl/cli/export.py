@@ -2,6 +2,7 @@
 
     txl export runs/first --to huggingface --out first-hf
     txl export runs/first --to onnx --out first-onnx
+    txl export runs/first --adapter mine/adapter.safetensors --to safetensors --out merged
 
 huggingface  config.json, model.safetensors and vocab.txt, as TransfoXL (transformers up to 4.35) reads them
 original     the authors' PyTorch code: the state of their module (no pickled program), what to make it with, vocab.txt
@@ -13,6 +14,8 @@ A model that a format cannot express is refused by the field that is in the way.
 import argparse
 from pathlib import Path
 
+from transformer_xl.cli.devices import ADAPTER_HELP
+
 FORMATS = ("huggingface", "original", "onnx", "safetensors")
 
 
@@ -20,6 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
     add("--to", choices=FORMATS, required=True, help="the layout to write")
+    add("--adapter", metavar="FILE", help=ADAPTER_HELP)
     add("--out", metavar="DIR", type=Path, required=True, help="the folder to make")
 
 
@@ -27,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.checkpoint import load_checkpoint
     from transformer_xl.interop.exporting import export
 
-    exported = export(load_checkpoint(arguments.run), arguments.out, to=arguments.to)
+    exported = export(load_checkpoint(arguments.run, adapter=arguments.adapter), arguments.out, to=arguments.to)
     print(f"{arguments.out}: {', '.join(exported.files)}")
     for note in exported.notes:
         print(note)

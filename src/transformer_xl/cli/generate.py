@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_xl.cli.devices import ADAPTER_HELP, say_device
+from transformer_xl.devices import AUTO, DEVICES_HELP
 from transformer_xl.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -67,7 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--beams", metavar="N", type=int, help="beam search: the text likeliest per token, of N carried on at a time")
     add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
-    add("--device", default="cpu")
+    add("--adapter", metavar="FILE", help=ADAPTER_HELP)
+    add("--device", default=AUTO, help=DEVICES_HELP)
     add("--json", action="store_true", help="print texts, speed and settings as one JSON object")
 
 
@@ -79,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = read_prompt(arguments)
     arguments.stop = [typed_text("--stop", text) for text in arguments.stop]
     sampling = Sampling(**{name: getattr(arguments, name) for name in CHANCE if getattr(arguments, name) is not None})
-    loaded = load(arguments.run, memory=arguments.memory, device=arguments.device)
+    loaded = load(arguments.run, memory=arguments.memory, device=arguments.device, adapter=arguments.adapter)
+    say_device(arguments, loaded)
     if arguments.paper:
         return paper(arguments, loaded, sampling)
     if arguments.beams or arguments.samples or arguments.json:

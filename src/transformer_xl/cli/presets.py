@@ -44,11 +44,13 @@ def as_json(preset: Preset, *, parameters: int) -> dict[str, object]:
 
 def show_memory(arguments: argparse.Namespace) -> int:
     from transformer_xl.cli.data import table
+    from transformer_xl.model.attention import Backend
     from transformer_xl.training.footprint import footprint_of
     from transformer_xl.training.ranks import Parallel
 
     parallels: list[Parallel] = ["ddp", "fsdp"]
-    devices, kernels = 1 if arguments.devices is None else arguments.devices, arguments.device != "cuda"
+    devices = 1 if arguments.devices is None else arguments.devices
+    by: Backend = "triton" if arguments.device == "cuda" else "native"
     if devices < 1:
         raise ConfigError(f"--devices: {devices} is too few; give 1 or more")
     found = {}
@@ -56,7 +58,7 @@ def show_memory(arguments: argparse.Namespace) -> int:
         if not preset.run.model.recurrent:
             found[preset.name] = {
                 f"{parallel}{' recomputing' if recompute else ''}": footprint_of(
-                    preset.run, devices=devices, parallel=parallel, recompute=recompute, kernels=kernels
+                    preset.run, devices=devices, parallel=parallel, recompute=recompute, by=by
                 )
                 for parallel in parallels[: 1 if devices == 1 else 2]
                 for recompute in (False, True)
@@ -108,7 +110,7 @@ def print_table(counts: dict[str, int]) -> None:
     for preset in PRESETS:
         if preset.note:
             print(f"{preset.name}: {preset.note}.")
-    print("\nWhich preset? On a few cores, by what you have:")
+    print("\nWhich preset? txl fit chooses for your own text and time. By hand, on a few cores, by what you have:")
     for preset in PRESETS:
         if preset.purpose:
             names = " or ".join((preset.name, *preset.aliases))

@@ -177,7 +177,7 @@ def read_runs(
     from transformer_xl.checkpoint import same_tokenizer
     from transformer_xl.library import load
 
-    loaded = [load(path) for path in arguments.runs]
+    loaded = [load(path, device="cpu") for path in arguments.runs]
     first = loaded[0]
     for path, other in zip(arguments.runs[1:], loaded[1:], strict=True):
         if not same_tokenizer(other.checkpoint.folder, first.checkpoint.folder / "tokenizer"):

@@ -74,7 +74,7 @@ def load_models(runs: list[Path], *, memory: int | None, limits: "Limits") -> tu
 
     models, costs, fitting = list[Served](), list[Cost](), limits
     for run in runs:
-        checkpoint = load(run, memory=memory).checkpoint
+        checkpoint = load(run, memory=memory, device="cpu").checkpoint
         costs.append(Cost.of(checkpoint.model, segment=checkpoint.config.training.segment))
         fitting = within_memory(limits, costs, available=available_bytes())
         models.append(Served(name_of(run, [one.name for one in models]), checkpoint, limits=limits))

@@ -15,6 +15,8 @@ import json
 import sys
 from pathlib import Path
 
+from transformer_xl.devices import AUTO, DEVICES_HELP, choose_device
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -23,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DIR", help="a store made by txl prepare")
     add("--out", metavar="DIR", default="studies", help="where pages and runs land (studies)")
     add("--seeds", metavar="N", type=int, help="models that each row is the mean of")
-    add("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
+    add("--device", default=AUTO, help=DEVICES_HELP)
     add("--json", action="store_true", help="print all figures as JSON")
 
 
@@ -39,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             data=None if arguments.data is None else Path(arguments.data),
             out=Path(arguments.out),
             seeds=arguments.seeds,
-            device=arguments.device,
+            device=str(choose_device(arguments.device)),
         )
     except StudyStopped as stopped:
         print(f"txl: {stopped}", file=sys.stderr)

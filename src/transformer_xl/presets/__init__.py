@@ -16,6 +16,7 @@ PRESETS: tuple[Preset, ...] = (*PAPER, *SMALL, *MODERN)
 
 
 def find_preset(name: str) -> Preset:
+    """By its name, or one it had; its configuration is `.run`."""
     for preset in PRESETS:
         if name in (preset.name, *preset.aliases):
             return preset

@@ -43,14 +43,20 @@ BYTES = RunConfig(
         learning_rate=1e-2,
         warm_up=100,
         schedule_rule="tensorflow",
+        precision="bfloat16",
         average="ema",
         average_decay=0.99,
-        validate_every=0,
+        validate_every=900,
         validation_tokens=50_000,
         save_every=500,
         log_every=10,
     ),
     evaluation=EvaluationConfig(segment=64, memory=128),
+)
+
+TEXT = replace(
+    sized(BYTES, vocabulary=4096, memory=64, ngrams=(), ngram_rows=0, d_ngram=0),
+    evaluation=EvaluationConfig(segment=64, memory=64),
 )
 
 MODERN: tuple[Preset, ...] = (
@@ -62,6 +68,14 @@ MODERN: tuple[Preset, ...] = (
         provenance="own",
         note="memory and relative encoding as in the paper, with neighbours, runs of tokens, stretches and Muon; docs/experiments.md has its figures",
         run=BYTES,
+    ),
+    Preset(
+        name="text",
+        purpose="byte pairs of UTF-8 text, in minutes; what txl fit begins with",
+        corpus="own text",
+        provenance="own",
+        note="bytes for text in pairs: several bytes are read in one step; docs/experiments.md has its figures",
+        run=TEXT,
     ),
     Preset(
         name="modern-byte",
@@ -83,8 +97,8 @@ MODERN: tuple[Preset, ...] = (
             steps=745,
             embedding_rate_factor=2.0,
             weight_decay=0.1,
-            validate_every=0,
-            save_every=0,
+            validate_every=373,
+            save_every=373,
         ),
     ),
 )
