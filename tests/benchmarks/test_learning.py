@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 
 from transformer_xl.benchmarks import environment
 from transformer_xl.benchmarks.children import BenchmarkError
-from transformer_xl.benchmarks.learning import references, sizes
+from transformer_xl.benchmarks.learning import sizes
 from transformer_xl.benchmarks.learning.comparing import LADDER, Settings, compare
-from transformer_xl.benchmarks.learning.entrants import Entrant, entrant_of
+from transformer_xl.benchmarks.learning.entrants import AS_IT_IS, Entrant, entrant_of
 from transformer_xl.benchmarks.learning.peer_worker import GPT2, WARM_UP_SHARE, Feed, bits_per_byte, rate_at
 from transformer_xl.benchmarks.learning.recurrent_peers import READ_AT_ONCE, RecurrentPeer
 from transformer_xl.benchmarks.learning.reporting import rows_of
@@ -20,7 +21,8 @@ from transformer_xl.benchmarks.learning.results import Results
 from transformer_xl.cli import main
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
-from transformer_xl.evaluation import evaluate, make_rule
+from transformer_xl.evaluation import evaluate, make_rule, references
+from transformer_xl.evaluation.references import judged_by, text_of
 from transformer_xl.model import parameter_count
 from transformer_xl.presets import find_preset
 
@@ -86,11 +88,13 @@ def test_windows_score_every_byte_after_the_first_once(block, length):
 @pytest.mark.parametrize("cell", ["lstm", "qrnn"])
 def test_a_recurrent_peer_is_judged_as_evaluation_judges(cell, corpus):
     torch.manual_seed(1)
-    peer = RecurrentPeer(entrant_of(cell, scale="tiny").model(40_000, {}), {})
+    peer = RecurrentPeer(entrant_of(cell, scale="tiny").model(40_000, 256, {}), {})
     valid = corpus.split("valid").first(2 * READ_AT_ONCE + 300)
     rule = make_rule(peer.model, EvaluationConfig(segment=64), tokens=len(valid))
     expected = evaluate(peer.model.eval(), valid, rule=rule).bits_per_token
-    assert bits_per_byte(peer, np.asarray(valid.tokens)) == pytest.approx(expected, abs=1e-5)
+    assert bits_per_byte(peer, np.asarray(valid.tokens), tokens=len(valid), bytes=len(valid) - 1) == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 # --- sizes
@@ -110,7 +114,7 @@ def test_a_preset_of_the_right_size_is_left_as_it_is():
 
 def test_a_size_nobody_can_have_is_refused():
     with pytest.raises(BenchmarkError, match="the nearest model has"):
-        entrant_of("gpt2", scale="full").model(100, {"segment": 64})
+        entrant_of("gpt2", scale="full").model(100, 256, {"segment": 64})
 
 
 # --- choosing and running, with somebody who learns by a formula
@@ -129,10 +133,10 @@ def pretended(best_rate=2e-3):
             "parameters": request["model"]["parameters"],
             "seconds": request["seconds"],
             "steps": 10,
-            "bytes": 1000,
+            "tokens": 1000,
             "valid": valid,
-            "test": valid + 0.1 if request["test_bytes"] else None,
-            "curve": [{"minutes": 1.0, "bytes": 1000, "valid": valid}],
+            "test": valid + 0.1 if request["test"] else None,
+            "curve": [{"minutes": 1.0, "tokens": 1000, "valid": valid}],
             "disturbed": False,
         }
 
@@ -143,7 +147,11 @@ def somebody(name="somebody"):
     feeds = tuple({"lanes": 2, "segment": segment, "stretch": 1} for segment in (64, 128))
     rates = (1e-3, 2e-3, 4e-3)
     return Entrant(
-        name=name, kind="peer", model=lambda parameters, feed: {"parameters": parameters}, rates=rates, feeds=feeds
+        name=name,
+        kind="peer",
+        model=lambda parameters, vocabulary, feed: {"parameters": parameters},
+        rates=rates,
+        feeds=feeds,
     )
 
 
@@ -164,7 +172,7 @@ def settings(**changed):
 def test_rate_and_batch_are_chosen_at_a_quarter_of_the_time_on_valid(corpus):
     learn, asked = pretended()
     found = compare([corpus], [somebody()], settings=settings(), results=Results(None), learn=learn)
-    trials, runs = [one for one in asked if not one["test_bytes"]], [one for one in asked if one["test_bytes"]]
+    trials, runs = [one for one in asked if not one["test"]], [one for one in asked if one["test"]]
     assert [one["rate"] for one in trials] == [1e-3, 2e-3, 4e-3, 2e-3]
     assert {one["seconds"] for one in trials} == {60.0}
     assert {one["seed"] for one in trials} == {1}
@@ -180,6 +188,13 @@ def test_a_rate_at_the_end_of_its_row_is_followed_further(corpus, best_rate, cho
     assert found.runs[0].rate == chosen
 
 
+def test_ours_is_as_its_preset_says_where_each_has_its_best_size():
+    run = find_preset("bytes").run
+    assert entrant_of("bytes", scale="full").model(AS_IT_IS, 300, {})["model"] == asdict(
+        replace(run.model, vocabulary=300)
+    )
+
+
 def test_the_best_of_a_ladder_of_sizes(corpus):
     learn, _ = pretended()
     found = compare([corpus], [somebody()], settings=settings(size="best"), results=Results(None), learn=learn)
@@ -188,7 +203,9 @@ def test_the_best_of_a_ladder_of_sizes(corpus):
 
 def test_sizes_that_are_not_equal_are_refused(corpus):
     learn, _ = pretended()
-    larger = Entrant(name="larger", kind="peer", model=lambda parameters, feed: {"parameters": 2_100_000}, rates=(1.0,))
+    larger = Entrant(
+        name="larger", kind="peer", model=lambda parameters, vocabulary, feed: {"parameters": 2_100_000}, rates=(1.0,)
+    )
     with pytest.raises(BenchmarkError, match=r"larger has 2,100,000 parameters, which is not within 3 %"):
         compare([corpus], [larger], settings=settings(), results=Results(None), learn=learn)
 
@@ -264,7 +281,7 @@ def test_the_command_on_toys(corpus, tmp_path, capsys):
         assert run["corpus"] == "clocks"
         assert sizes.is_near(run["parameters"], 40_000)
         assert run["minutes"] > 0
-        assert run["bytes"] > 0
+        assert run["tokens"] > 0
         assert 0 < run["test"] < 10
         assert run["curve"]
         assert run["curve"][-1]["valid"] == pytest.approx(run["valid"], abs=0.02)
@@ -316,12 +333,46 @@ def test_words_of_learning_are_refused_elsewhere(capsys):
     assert "only txl bench learning writes a file" in capsys.readouterr().err
 
 
-def test_bytes_alone_are_compared(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def pieces(corpus, tmp_path_factory):
+    """The same text in byte pairs."""
+    folder = tmp_path_factory.mktemp("pieces")
+    settings = OwnText(tokenizer="bpe", vocabulary_size=300, shares=(0.8, 0.1, 0.1))
+    return prepare_own_text([corpus.folder.parent / "text.txt"], out=folder / "pieces", settings=settings)
+
+
+@pytest.mark.parametrize("most", [2, 50, 1000, 10**9])
+def test_byte_pairs_are_judged_by_their_bytes(corpus, pieces, most):
+    """Whole tokens within the bytes asked for; the first is never scored."""
+    assert judged_by(corpus, "valid", most)["bytes"] == judged_by(corpus, "valid", most)["tokens"] - 1
+    found, tokens = judged_by(pieces, "valid", most), pieces.split("valid").tokens
+    decoded = pieces.tokenizer.decode_bytes(tokens[1 : found["tokens"]])
+    assert len(decoded) == found["bytes"]
+    if found["tokens"] > 2:
+        assert len(pieces.tokenizer.decode_bytes(tokens[: found["tokens"]])) <= most
+    if found["tokens"] < len(tokens):
+        assert len(pieces.tokenizer.decode_bytes(tokens[: found["tokens"] + 1])) > most
+
+
+def test_references_are_those_of_the_bytes(corpus, pieces):
+    assert bytes(text_of(pieces, "test", first=500)) == bytes(text_of(corpus, "test", first=500))
+
+
+def test_byte_pairs_on_toys(pieces, capsys):
+    words = ["bench", "learning", "--corpus", str(pieces.folder), "--scale", "tiny", "--against", "lstm"]
+    words += ["--parameters", "60000", "--json"]
+    assert main(words) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {run["entrant"] for run in runs} == {"text", "lstm"}
+    assert all(0 < run["test"] < 9 for run in runs)
+
+
+def test_words_are_not_compared(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text(LINE * 100)
     prepare_own_text([text], out=tmp_path / "words", settings=OwnText(tokenizer="word"))
     assert main(["bench", "learning", "--corpus", str(tmp_path / "words"), "--scale", "tiny"]) == 2
-    assert "is made of word tokens, and bytes are compared here" in capsys.readouterr().err
+    assert "is made of word tokens, and bits per byte are compared here" in capsys.readouterr().err
 
 
 def test_a_file_takes_part_under_its_name(tmp_path):
@@ -329,7 +380,7 @@ def test_a_file_takes_part_under_its_name(tmp_path):
     path.write_text("[model]\nn_layer = 2\nd_model = 64\nn_head = 2\nd_head = 32\nd_inner = 128\nmemory = 16\n")
     entrant = entrant_of(str(path), scale="full")
     assert (entrant.name, entrant.kind, entrant.rates, entrant.feeds) == ("narrow", "ours", (), ())
-    assert entrant.model(2_000_000, {})["model"]["vocabulary"] == 256
+    assert entrant.model(2_000_000, 256, {})["model"]["vocabulary"] == 256
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest(corpus, capsys):

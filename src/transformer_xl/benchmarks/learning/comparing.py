@@ -9,16 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from transformer_xl.benchmarks.children import BenchmarkError
-from transformer_xl.benchmarks.learning.entrants import Entrant, Feed
+from transformer_xl.benchmarks.learning.entrants import AS_IT_IS, Entrant, Feed
 from transformer_xl.benchmarks.learning.processes import machine_in_words
-from transformer_xl.benchmarks.learning.references import Bytes, References, references_of
 from transformer_xl.benchmarks.learning.results import Results
 from transformer_xl.benchmarks.learning.sizes import is_near
 from transformer_xl.console import Advance, progress, say
 from transformer_xl.data.store import Store
+from transformer_xl.evaluation.references import References, judged_by, references_of, text_of
 
 LADDER = (500_000, 1_000_000, 2_000_000, 4_000_000)
 TRIAL_SHARE = 0.25
@@ -67,7 +65,7 @@ class Learned:
     feed: Feed | None
     """None: as the configuration says."""
     steps: int
-    bytes: int
+    tokens: int
     minutes: float
     valid: float | None
     """Bits per byte. None: its loss stopped being a number."""
@@ -129,24 +127,20 @@ def names_of(corpora: Sequence[Store]) -> dict[Path, str]:
 
 def check_corpus(store: Store, settings: Settings) -> None:
     kind = store.manifest.tokenizer_kind
-    if kind != "byte":
+    if kind not in ("byte", "bpe"):
         raise BenchmarkError(
-            f"`corpus={store.folder}` is made of {kind} tokens, and bytes are compared here; make it with: txl prepare ... --tokenizer byte"
+            f"`corpus={store.folder}` is made of {kind} tokens, and bits per byte are compared here; make it with: txl prepare ... --tokenizer byte, or bpe"
         )
     for split in ("train", "valid", "test"):
         if split not in store.splits or len(store.split(split)) < 2:
             raise BenchmarkError(f"`corpus={store.folder}` has no {split} split; prepare it with three shares")
 
 
-def text_of(store: Store, split: str, most: int | None = None) -> Bytes:
-    return np.asarray(store.split(split).tokens[:most], dtype=np.uint8)
-
-
 def reference_for(store: Store, settings: Settings, results: Results) -> References:
     identity = {"reference": _sums(store), "test_bytes": settings.test_bytes}
     found = results.find(identity)
     if found is None:
-        found = references_of(text_of(store, "train"), text_of(store, "test", settings.test_bytes)).as_json()
+        found = references_of(text_of(store, "train"), text_of(store, "test", first=settings.test_bytes)).as_json()
         results.add(identity, found)
     return References(**found)
 
@@ -175,7 +169,7 @@ class Runner:
     def trial(self, candidate: Candidate) -> float:
         """Bits per byte of valid after a quarter of the time; infinite where the loss was no number."""
         seconds = TRIAL_SHARE * 60 * self.settings.minutes
-        answer = self._learned(candidate, seed=self.settings.seeds[0], seconds=seconds, test_bytes=0, marks=1)
+        answer = self._learned(candidate, seed=self.settings.seeds[0], seconds=seconds, test=None, marks=1)
         told = {"entrant": self.entrant.name, "corpus": self.corpus, **asdict(candidate), "valid": answer["valid"]}
         if told not in self.trials:
             self.trials.append(told)
@@ -183,9 +177,8 @@ class Runner:
 
     def run(self, candidate: Candidate, *, seed: int) -> Learned:
         settings = self.settings
-        answer = self._learned(
-            candidate, seed=seed, seconds=60 * settings.minutes, test_bytes=settings.test_bytes, marks=settings.marks
-        )
+        test = judged_by(self.store, "test", settings.test_bytes)
+        answer = self._learned(candidate, seed=seed, seconds=60 * settings.minutes, test=test, marks=settings.marks)
         if settings.size == "equal" and not is_near(answer["parameters"], settings.parameters):
             raise BenchmarkError(
                 f"{self.entrant.name} has {answer['parameters']:,} parameters, which is not within 3 % of `parameters={settings.parameters}`"
@@ -201,26 +194,31 @@ class Runner:
             rate=self._rate(candidate),
             feed=candidate.feed,
             minutes=answer["seconds"] / 60,
-            **{name: answer[name] for name in ("parameters", "steps", "bytes", "valid", "test", "curve", "disturbed")},
+            **{name: answer[name] for name in ("parameters", "steps", "tokens", "valid", "test", "curve", "disturbed")},
         )
 
     def _rate(self, candidate: Candidate) -> float:
         if candidate.rate is not None:
             return candidate.rate
-        return float(self.entrant.model(candidate.parameters, {})["training"]["learning_rate"])
+        return float(self._model(candidate)["training"]["learning_rate"])
+
+    def _model(self, candidate: Candidate) -> dict[str, Any]:
+        vocabulary = self.store.manifest.vocabulary_size
+        return self.entrant.model(candidate.parameters, vocabulary, candidate.feed or {})
 
     def _learned(self, candidate: Candidate, **request: Any) -> dict[str, Any]:
         request |= {
             "entrant": self.entrant.name,
-            "model": self.entrant.model(candidate.parameters, candidate.feed or {}),
+            "model": self._model(candidate),
             "feed": candidate.feed,
             "rate": candidate.rate,
-            "valid_bytes": self.settings.valid_bytes,
+            "dtype": str(self.store.split("train").tokens.dtype),
+            "valid": judged_by(self.store, "valid", self.settings.valid_bytes),
         }
         identity = {"corpus": _sums(self.store), "machine": machine_in_words(), **request}
         found = self.results.find(identity)
         if found is None:
-            doing = "learns" if request["test_bytes"] else "is chosen for on"
+            doing = "learns" if request["test"] else "is chosen for on"
             self.advance(0, note=f"{self.entrant.name} {doing} {self.corpus}, {request['seconds']:.0f} s")
             files = {split: str(self.store.folder / f"{split}.tokens.bin") for split in ("train", "valid", "test")}
             found = self.learn(self.entrant, {**request, "store": str(self.store.folder), "files": files})
@@ -233,7 +231,9 @@ def choose(runner: Runner, settings: Settings) -> Candidate:
     entrant = runner.entrant
     middle = entrant.rates[len(entrant.rates) // 2] if entrant.rates else None
     chosen = Candidate(parameters=settings.parameters, rate=middle, feed=entrant.feeds[0] if entrant.feeds else None)
-    if settings.size == "best":
+    if settings.size == "best" and entrant.kind == "ours":
+        chosen = replace(chosen, parameters=AS_IT_IS)
+    elif settings.size == "best":
         chosen = best(runner, [replace(chosen, parameters=parameters) for parameters in settings.ladder])
     if len(entrant.rates) > 1:
         rates = list(entrant.rates)

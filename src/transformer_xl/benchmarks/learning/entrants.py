@@ -9,16 +9,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.benchmarks.learning.peer_worker import VOCABULARY
 from transformer_xl.benchmarks.learning.sizes import gpt2_count, resized, transformer, x_transformers_count
 from transformer_xl.benchmarks.workloads import Scale
-from transformer_xl.config import RecurrentConfig, RunConfig
+from transformer_xl.config import ModelConfig, RecurrentConfig, RunConfig
 from transformer_xl.config.sources import resolve
 from transformer_xl.errors import ConfigError, suggest
 from transformer_xl.presets import PRESETS, find_preset
 
 Feed = dict[str, int]
 """Lanes, segment, stretch (segments that a lane reads on for), and what else the model needs to know of its text."""
+AS_IT_IS = 0
+"""Parameters of ours, where each takes part at its own best size: a preset is made for a time, and has the size for it."""
+BYTES = 256
+"""Tokens that a configuration is read with; a corpus may have others."""
 NEEDS_PACKAGES = ("gpt2", "x-transformers")
 RECURRENT = {"lstm": "tiny-byte-lstm", "qrnn": "tiny-byte-qrnn"}
 PEERS = (*RECURRENT, *NEEDS_PACKAGES)
@@ -28,8 +31,8 @@ PEERS = (*RECURRENT, *NEEDS_PACKAGES)
 class Entrant:
     name: str
     kind: Literal["ours", "peer"]
-    model: Callable[[int, Feed], dict[str, Any]]
-    """The settings of a model with about so many parameters; for ours a whole configuration."""
+    model: Callable[[int, int, Feed], dict[str, Any]]
+    """The settings of a model with about so many parameters, for so many different tokens; for ours a whole configuration."""
     rates: tuple[float, ...] = ()
     """Lowest first; the middle one is tried first. None: as the configuration says."""
     feeds: tuple[Feed, ...] = ()
@@ -47,9 +50,10 @@ def entrant_of(name: str, *, scale: Scale) -> Entrant:
         return Entrant(
             name=name,
             kind="peer",
-            model=lambda parameters, feed: transformer(
-                lambda layers, width, inner: gpt2_count(layers, width, inner, block=feed["segment"]),
+            model=lambda parameters, vocabulary, feed: transformer(
+                lambda *shape: gpt2_count(*shape, rows=vocabulary + feed["segment"]),
                 parameters=parameters,
+                vocabulary=vocabulary,
             ),
             **_choices(
                 scale,
@@ -62,7 +66,11 @@ def entrant_of(name: str, *, scale: Scale) -> Entrant:
         return Entrant(
             name=name,
             kind="peer",
-            model=lambda parameters, feed: transformer(x_transformers_count, parameters=parameters),
+            model=lambda parameters, vocabulary, feed: transformer(
+                lambda *shape: x_transformers_count(*shape, rows=2 * vocabulary),
+                parameters=parameters,
+                vocabulary=vocabulary,
+            ),
             **_choices(
                 scale,
                 rates=(1e-3, 2e-3, 4e-3),
@@ -93,12 +101,14 @@ def _choices(scale: Scale, *, rates: tuple[float, ...], feeds: tuple[Feed, ...])
 
 
 def _recurrent(name: str, *, scale: Scale) -> Entrant:
-    model = replace(find_preset(RECURRENT[name]).run.model, vocabulary=VOCABULARY)
+    model = find_preset(RECURRENT[name]).run.model
     assert isinstance(model, RecurrentConfig)
     return Entrant(
         name=name,
         kind="peer",
-        model=lambda parameters, feed: asdict(resized(model, parameters=parameters)),
+        model=lambda parameters, vocabulary, feed: asdict(
+            resized(replace(model, vocabulary=vocabulary), parameters=parameters)
+        ),
         **_choices(
             scale,
             rates=(2.5e-3, 5e-3, 1e-2),
@@ -109,10 +119,15 @@ def _recurrent(name: str, *, scale: Scale) -> Entrant:
 
 def _ours(name: str) -> Entrant:
     run = _run_of(name)
+
+    def sized(parameters: int, vocabulary: int) -> ModelConfig | RecurrentConfig:
+        model = replace(run.model, vocabulary=vocabulary)
+        return model if parameters == AS_IT_IS else resized(model, parameters=parameters)
+
     return Entrant(
         name=Path(name).stem if _is_file(name) else name,
         kind="ours",
-        model=lambda parameters, feed: asdict(replace(run, model=resized(run.model, parameters=parameters))),
+        model=lambda parameters, vocabulary, feed: asdict(replace(run, model=sized(parameters, vocabulary))),
     )
 
 
@@ -122,8 +137,8 @@ def _is_file(name: str) -> bool:
 
 def _run_of(name: str) -> RunConfig:
     if _is_file(name):
-        return resolve(None, vocabulary=VOCABULARY, files=[Path(name)], words={})
+        return resolve(None, vocabulary=BYTES, files=[Path(name)], words={})
     names = [known for preset in PRESETS for known in (preset.name, *preset.aliases)]
     if name not in names:
         raise ConfigError(f"nobody called {name} can take part{suggest(name, [*PEERS, *names])}")
-    return resolve(find_preset(name).run, vocabulary=VOCABULARY, files=[], words={})
+    return resolve(find_preset(name).run, vocabulary=BYTES, files=[], words={})

@@ -1,7 +1,7 @@
 """One model that learns beside ours, in a process of its own: trains by the clock, then is judged by the rule that holds for everybody.
 
     -> {"do": "learn", "entrant": "gpt2", "model": {...}, "feed": {...}, "rate": 0.002, "seconds": 240, ...}
-    <- {"parameters": ..., "seconds": ..., "bytes": ..., "curve": [...], "valid": ..., "test": ...}
+    <- {"parameters": ..., "seconds": ..., "tokens": ..., "curve": [...], "valid": ..., "test": ...}
 
 Run by its path, because the interpreter that has the other packages does not know this one. They stand in `PEERS`; our own recurrent models stand in
 `recurrent_peers`, which only our interpreter imports.
@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-VOCABULARY = 256
 WARM_UP_SHARE = 0.05
 BETAS, WEIGHT_DECAY, CLIP = (0.9, 0.99), 0.1, 1.0
 """nanoGPT's for small batches of characters; its clip."""
@@ -47,7 +46,7 @@ class GPT2:
         transformers = import_module("transformers")
         self.block = int(feed["segment"])
         config = transformers.GPT2Config(
-            vocab_size=VOCABULARY,
+            vocab_size=model["vocabulary"],
             n_positions=self.block,
             n_layer=model["layers"],
             n_embd=model["width"],
@@ -111,7 +110,7 @@ class XTransformers:
             shift_tokens=feed.get("shift", 0),
         )
         self.model = x_transformers.TransformerWrapper(
-            num_tokens=VOCABULARY,
+            num_tokens=model["vocabulary"],
             max_seq_len=self.segment,
             max_mem_len=feed["memory"],
             use_abs_pos_emb=False,
@@ -160,7 +159,7 @@ class Feed:
         self.served = 0
         if len(tokens) < length * stretch + 2:
             raise ValueError(
-                f"{len(tokens):,} bytes of training text are too few for stretches of {length * stretch:,}"
+                f"{len(tokens):,} tokens of training text are too few for stretches of {length * stretch:,}"
             )
 
     def next(self) -> tuple[Tensor, bool]:
@@ -194,7 +193,7 @@ def learn(request: dict[str, Any]) -> dict[str, Any]:
     processor_at = time.process_time()
     torch.manual_seed(request["seed"])
     feed, seconds, marks = request["feed"], request["seconds"], request["marks"]
-    text = {name: np.fromfile(path, dtype=np.uint8) for name, path in request["files"].items()}
+    text = {name: np.fromfile(path, dtype=request["dtype"]) for name, path in request["files"].items()}
     peer = peer_of(request["entrant"], model=request["model"], feed=feed)
     length = feed["segment"] * feed.get("chunks", 1)
     lanes = Feed(text["train"], lanes=feed["lanes"], length=length, stretch=feed["stretch"], seed=request["seed"])
@@ -219,27 +218,27 @@ def learn(request: dict[str, Any]) -> dict[str, Any]:
         elapsed, steps = elapsed + time.perf_counter() - started_at, steps + 1
         # Judged beside the clock, and once at the end.
         if learned and elapsed * marks >= seconds * (len(curve) + 1):
-            bits = bits_per_byte(peer, text["valid"][: request["valid_bytes"]])
-            curve.append({"minutes": elapsed / 60, "bytes": steps * feed["lanes"] * length, "valid": bits})
-    judged = learned and request["test_bytes"] > 0
+            bits = bits_per_byte(peer, text["valid"], **request["valid"])
+            curve.append({"minutes": elapsed / 60, "tokens": steps * feed["lanes"] * length, "valid": bits})
+    judged = learned and request["test"] is not None
     return {
         "parameters": sum(weight.numel() for weight in peer.model.parameters()),
         "seconds": elapsed,
         "steps": steps,
-        "bytes": steps * feed["lanes"] * length,
+        "tokens": steps * feed["lanes"] * length,
         "curve": curve,
         "valid": curve[-1]["valid"] if learned else None,
-        "test": bits_per_byte(peer, text["test"][: request["test_bytes"]]) if judged else None,
+        "test": bits_per_byte(peer, text["test"], **request["test"]) if judged else None,
         "cpu_seconds": time.process_time() - processor_at,
     }
 
 
-def bits_per_byte(peer: Peer, text: np.ndarray[Any, Any]) -> float:
-    """Of every byte after the first."""
+def bits_per_byte(peer: Peer, text: np.ndarray[Any, Any], *, tokens: int, bytes: int) -> float:
+    """Of the first `tokens`, of which those after the first stand for so many bytes."""
     peer.model.eval()
     with torch.inference_mode():
-        nats = peer.score(torch.from_numpy(text.astype(np.int64)))
-    return nats / math.log(2) / (len(text) - 1)
+        nats = peer.score(torch.from_numpy(text[:tokens].astype(np.int64)))
+    return nats / math.log(2) / bytes
 
 
 def answer_with(learn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import median
 
 from transformer_xl.benchmarks.learning.comparing import Comparison, Learned
-from transformer_xl.benchmarks.learning.references import ORDER, is_stuck
+from transformer_xl.evaluation.references import ORDER, is_stuck
 from transformer_xl.pictures import panels
 
-COLUMNS = ("corpus", "entrant", "parameters", "rate", "batch", "bytes read", "minutes", "valid", "test (range)", "")
+COLUMNS = ("corpus", "entrant", "parameters", "rate", "batch", "tokens read", "minutes", "valid", "test (range)", "")
 
 TIME_TOLERANCE = 0.05
 """Our loop counts steps, and a machine that others use makes their count wrong."""
@@ -48,7 +48,7 @@ class Row:
             f"{first.parameters:,}",
             f"{first.rate:.2g}",
             "its own" if feed is None else f"{feed['lanes']}x{feed['segment'] * feed.get('chunks', 1)}",
-            f"{median(run.bytes for run in self.runs):,.0f}",
+            f"{median(run.tokens for run in self.runs):,.0f}",
             f"{median(run.minutes for run in self.runs):.2f}",
             f"{median(valids):.3f}",
             f"{median(tests):.3f}{spread}",

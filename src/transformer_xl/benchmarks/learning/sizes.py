@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from transformer_xl.benchmarks.children import BenchmarkError
-from transformer_xl.benchmarks.learning.peer_worker import VOCABULARY
 from transformer_xl.config import ModelConfig, RecurrentConfig
 from transformer_xl.model import parameter_count
 
@@ -49,26 +48,28 @@ def layers_for(parameters: int) -> int:
     return 2 if parameters < 1_500_000 else 4 if parameters < 3_000_000 else 6
 
 
-def transformer(count: Callable[[int, int, int], int], *, parameters: int) -> dict[str, int]:
-    """Layers, width, heads and inner width; `count` takes layers, width and inner width."""
+def transformer(count: Callable[[int, int, int], int], *, parameters: int, vocabulary: int) -> dict[str, int]:
+    """Tokens, layers, width, heads and inner width; `count` takes layers, width and inner width."""
     layers = layers_for(parameters)
 
     def of(width: int, inner: int) -> int:
         return count(layers, width, inner)
 
     width, inner = fitted(of, parameters=parameters, widths=range(HEAD, 1024 + 1, HEAD), ratio=4)
-    return {"layers": layers, "width": width, "heads": max(2, width // HEAD), "inner": inner}
+    heads = max(2, width // HEAD)
+    return {"vocabulary": vocabulary, "layers": layers, "width": width, "heads": heads, "inner": inner}
 
 
-def gpt2_count(layers: int, width: int, inner: int, *, block: int) -> int:
+def gpt2_count(layers: int, width: int, inner: int, *, rows: int) -> int:
+    """`rows`: tokens and positions, which are vectors of their own; the output is the tokens'."""
     attention = 4 * width * width + 4 * width
     feed_forward = 2 * width * inner + inner + width
-    return (VOCABULARY + block) * width + layers * (attention + feed_forward + 4 * width) + 2 * width
+    return rows * width + layers * (attention + feed_forward + 4 * width) + 2 * width
 
 
-def x_transformers_count(layers: int, width: int, inner: int) -> int:
-    """No biases but the output's; a gain for each norm."""
-    return 2 * VOCABULARY * width + layers * (4 * width * width + 2 * width * inner + 2 * width) + width
+def x_transformers_count(layers: int, width: int, inner: int, *, rows: int) -> int:
+    """No biases but the output's; a gain for each norm. `rows`: of the tokens, in and out."""
+    return rows * width + layers * (4 * width * width + 2 * width * inner + 2 * width) + width
 
 
 def _table_rows(model: ModelConfig, parameters: int) -> tuple[int, int]:
