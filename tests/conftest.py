@@ -21,10 +21,17 @@ from transformer_xl.training import train
 
 TESTS = Path(__file__).parent
 PROCESSES = (
-    *("benchmarks/*", "test_docs.py", "test_cli.py", "test_package.py", "test_systems.py"),
+    *("benchmarks/*", "test_docs.py", "test_cli.py", "test_notebook.py", "test_package.py", "test_systems.py"),
     *("faults/test_killed_*", "faults/test_failing_disks.py", "faults/test_locales.py", "faults/test_mutated_*"),
     *("faults/test_replaced_folders.py", "faults/test_same_bits.py", "faults/test_source_gate.py"),
-    *("interop/*", "native/test_building.py", "training/test_ranks.py", "training/test_large_presets.py"),
+    *(
+        "interop/*",
+        "native/test_building.py",
+        "native/test_tiles.py",
+        "native/test_compiled_tiles.py",
+        "training/test_ranks.py",
+        "training/test_large_presets.py",
+    ),
     *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py"),
 )
 THOROUGH = (

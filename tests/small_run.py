@@ -22,6 +22,6 @@ SMALL = RunConfig(
 )
 
 
-def prepare(source: Path, out: Path, tokenizer: str) -> Store:
-    assert main(["prepare", str(source), "--tokenizer", tokenizer, "--out", str(out)]) == 0
+def prepare(source: Path, out: Path, tokenizer: str, *more: str) -> Store:
+    assert main(["prepare", str(source), "--tokenizer", tokenizer, "--out", str(out), *more]) == 0
     return open_store(out)

@@ -28,8 +28,7 @@ def test_unknown_command_is_one_sentence(capsys):
 def test_demo_goes_from_nothing_to_text(tmp_path, capsys, monkeypatch):
     """The whole demo, only shorter; its figures at full length are in docs/experiments.md."""
     monkeypatch.setattr(demo, "TEST_TOKENS", 3000)
-    monkeypatch.setattr(demo, "FEWEST_STEPS", 4)
-    words = ["demo", "--run", str(tmp_path / "demo"), "--minutes", "0.001", "--paper"]
+    words = ["demo", "--run", str(tmp_path / "demo"), "--minutes", "0.01", "--paper"]
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert "order-5 Witten-Bell n-gram" in shown

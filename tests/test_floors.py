@@ -14,7 +14,7 @@ from transformer_xl.cli import COMMANDS, in_flags
 SOURCE = Path(transformer_xl.__file__).parent
 FLOORS = [
     {"errors"},
-    {"config", "presets", "files", "console", "pictures", "native", "tensor_files"},
+    {"config", "presets", "files", "console", "pictures", "native", "tensor_files", "devices", "rows"},
     {"data", "model"},
     {"checkpoint"},
     {"interop", "inference"},
@@ -22,7 +22,7 @@ FLOORS = [
     {"analysis", "training"},
     {"batching"},
     {"serving", "studies", "benchmarks"},
-    {"library"},
+    {"library", "running", "fitting"},
     {"huggingface", "lm_eval"},
     {"cli"},
     {"__main__", "__init__"},

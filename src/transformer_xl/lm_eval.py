@@ -20,8 +20,9 @@ from transformer_xl.console import progress
 from transformer_xl.data.text.tokenizers import Ids
 from transformer_xl.decoding import start_tokens
 from transformer_xl.errors import InputError, MissingPackage, TransformerXLError
+from transformer_xl.evaluation.lines import SCORED_AT_ONCE
 from transformer_xl.inference import Reader
-from transformer_xl.library import SCORED_AT_ONCE, load
+from transformer_xl.library import load
 
 if find_spec("lm_eval") is None:
     raise MissingPackage("transformer_xl.lm_eval needs lm-eval; install it with: pip install 'transformer-xl[hf]'")

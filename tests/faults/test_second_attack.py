@@ -37,10 +37,10 @@ def data(byte_store, tmp_path) -> Path:
 
 
 def refused(capsys, words: list[object], *parts: str) -> None:
-    """Exit 2 with one line on standard error that holds these parts."""
+    """Exit 2 with one line on standard error that holds these parts, after the one that says what computes."""
     capsys.readouterr()
     assert main([str(word) for word in words]) == 2
-    said = capsys.readouterr().err.strip()
+    said = capsys.readouterr().err.removeprefix("computing on cpu, 1 thread\n").strip()
     assert said.startswith("txl: "), said
     assert "\n" not in said, said
     for part in parts:
@@ -165,9 +165,8 @@ def test_an_engine_of_too_many_lanes_is_refused_before_it_is_made(which, lanes, 
 
 def test_a_segment_longer_than_the_text_reads_the_text(trained_run) -> None:
     loaded = load(trained_run)
-    lengths = replace(loaded.config.evaluation, segment=300)
-    giant = loaded.evaluate(tokens=300, lengths=replace(lengths, segment=2**31 - 1))
-    assert giant.loss_nats == loaded.evaluate(tokens=300, lengths=lengths).loss_nats
+    giant = loaded.evaluate(tokens=300, segment=2**31 - 1)
+    assert giant.loss_nats == loaded.evaluate(tokens=300, segment=300).loss_nats
 
 
 def test_the_tables_of_distances_are_counted() -> None:

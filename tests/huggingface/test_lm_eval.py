@@ -90,7 +90,7 @@ def test_a_document_is_read_once_with_memory_all_through(trained_run):
     long, short = TEXT[:3000], "x"
     found = model.loglikelihood_rolling(requests("loglikelihood_rolling", (long,), (short,)))
     loaded = txl.load(trained_run)
-    expected = [-float(loaded.score("\n" + text).astype(np.float64).sum()) for text in (long, short)]
+    expected = [-float(loaded.score("\n" + text).nats[1:].astype(np.float64).sum()) for text in (long, short)]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     more = harness.TransformerXLHarness(str(trained_run), memory=24)
     assert more.loglikelihood_rolling(requests("loglikelihood_rolling", (long,))) != found[:1]
@@ -151,7 +151,7 @@ def test_the_harness_prints_our_figures(trained_run, tmp_path):
     questions = ["def encode(self, o):\n", "import "]
     options = [["    return o", "    raise o"], ["json", "sys"]]
     scores = [
-        [float(loaded.score(question + choice)[len(question) - 1 :].sum()) for choice in choices]
+        [float(loaded.score(question + choice).nats[len(question) :].sum()) for choice in choices]
         for question, choices in zip(questions, options, strict=True)
     ]
     likeliest = [int(np.argmin(each)) for each in scores]
@@ -176,7 +176,7 @@ def test_the_harness_prints_our_figures(trained_run, tmp_path):
     )
     assert answer.returncode == 0, answer.stderr
     results = json.loads(next((tmp_path / "out").rglob("results*.json")).read_text())["results"]
-    nats = [float(loaded.score("\n" + row["text"]).astype(np.float64).sum()) for row in rows["documents"]]
+    nats = [float(loaded.score("\n" + row["text"]).nats[1:].astype(np.float64).sum()) for row in rows["documents"]]
     bits_per_byte = sum(nats) / math.log(2) / sum(len(row["text"].encode()) for row in rows["documents"])
     assert results["documents"]["bits_per_byte,none"] == pytest.approx(bits_per_byte, rel=1e-5)
     assert results["choices"]["acc,none"] == 0.5

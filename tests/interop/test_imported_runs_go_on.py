@@ -163,3 +163,24 @@ def test_where_tensorflows_adam_differs_is_written_down(tmp_path, monkeypatch):
     assert "epsilon" in provenance["rules"]["adam"]
     state = read_training_state(load_checkpoint(tmp_path / "run").folder)
     assert float(state.tensors["optimiser.step.layers.0.query.weight"]) == 40
+
+
+@pytest.mark.parametrize("adapter", [[], ["--adapter", "rank=2"]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_run_begins_with_its_weights(kind, adapter, tmp_path, capsys):
+    theirs, data, run = tmp_path / "theirs", tmp_path / "data", tmp_path / "run"
+    lengths = Lengths(memory=8, segment=8) if kind == "tensorflow" else Lengths()
+    import_run(FIXTURES / KINDS[kind], theirs, lengths=lengths)
+    text = own_text(theirs, tmp_path / "mine.txt")
+    assert main(["prepare", str(text), "--tokenizer-of", str(theirs), "--out", str(data)]) == 0
+    begin = ["train", "--from", str(theirs), *adapter, "--data", str(data), "--run", str(run)]
+    assert main([*begin, "--training.lanes", "3", "--training.segment", "8", "--training.steps", "4"]) == 0
+    shown = capsys.readouterr()
+    assert "mine.txt valid: " in shown.out
+    assert "came without its text: what was lost on that is not known" in shown.err
+    state = read_training_state(run / "checkpoints" / "step-00000004")
+    counts = {float(value) for name, value in state.tensors.items() if name.startswith("optimiser.step.")}
+    assert max(counts) <= 4  # a new optimiser, whatever came along
+    if adapter:
+        given = ["generate", str(theirs), "--adapter", str(run / "adapter.safetensors"), "--tokens", "5"]
+        assert main([*given, "--prompt", "1" if kind == "tensorflow" else "the"]) == 0

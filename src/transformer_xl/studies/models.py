@@ -8,6 +8,7 @@ from typing import Any
 from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY, Encoding
 from transformer_xl.config.sources import resolve
+from transformer_xl.devices import choose_device
 from transformer_xl.errors import DataError
 from transformer_xl.presets import find_preset
 
@@ -59,7 +60,8 @@ class Asked:
 
 
 def on_device(device: str) -> list[str]:
-    return [] if device == "cpu" else ["--device", device]
+    """Words for another device than a command would choose by itself."""
+    return [] if device == str(choose_device()) else ["--device", device]
 
 
 def asked_model(base: Base, variant: Variant | str, *, corpus: str, vocabulary: int, seed: int) -> Asked:

@@ -11,13 +11,16 @@ from typing import Any
 
 from transformer_xl.checkpoint import Checkpoint, RunFolder, load_checkpoint, same_tokenizer
 from transformer_xl.checkpoint.folder import read_config
+from transformer_xl.config import RunConfig
 from transformer_xl.console import say
 from transformer_xl.data.store import Split, Store, open_store
+from transformer_xl.devices import choose_device
 from transformer_xl.errors import CheckpointError, DataError, TransformerXLError
 from transformer_xl.files import write_json
 from transformer_xl.studies.models import Asked, Base, Variant, asked_model, on_device
 from transformer_xl.studies.scales import Scale
 from transformer_xl.training import train
+from transformer_xl.training.loop import settled
 from transformer_xl.training.recording import read_metrics
 
 
@@ -91,7 +94,7 @@ def trained(setting: Setting, asked: Asked, *, store: Store, seed: int) -> Train
     """The run of a model, trained to its end if it is not yet."""
     folder = setting.out / "runs" / asked.name
     run = RunFolder(folder)
-    check_run(run, asked, store=store)
+    check_run(run, settled(asked.config, choose_device(setting.device)), store=store)
     if asked.config.training.steps in run.steps():
         say(f"{asked.name} is trained already")
     else:
@@ -106,12 +109,12 @@ def trained(setting: Setting, asked: Asked, *, store: Store, seed: int) -> Train
     return Trained(asked=asked, folder=folder, seed=seed, seconds=last["seconds"], tokens=last["tokens"])
 
 
-def check_run(run: RunFolder, asked: Asked, *, store: Store) -> None:
+def check_run(run: RunFolder, config: RunConfig, *, store: Store) -> None:
     """What lies there already must be the beginning, or the whole, of this very model on this very data."""
     if not run.steps():
         return
     checkpoint = run.checkpoint_at(run.steps()[-1])
-    then, now = asdict(read_config(checkpoint / "config.json")), asdict(asked.config)
+    then, now = asdict(read_config(checkpoint / "config.json")), asdict(config)
     changed = [
         f"{part}.{name} {then[part].get(name)} -> {now[part].get(name)}"
         for part in ("model", "training")
