@@ -35,7 +35,7 @@ def test_w1_every_request_of_many_clients_is_answered_with_its_own_text(
 ):
     def body(number: int) -> dict[str, object]:
         prompt = f"request {number}: " * (1 + number % 7)
-        return {"model": "small", "prompt": prompt, "max_tokens": 30 + number % 9, "seed": number, "temperature": 1.0}
+        return {"model": "small", "prompt": prompt, "max_tokens": 300 + number % 9, "seed": number, "temperature": 1.0}
 
     total, refused = clients * requests, 0
     with in_process(trained_run, folder=tmp_path, options=("--admit", str(admitted))) as server:
