@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from serving_helpers import Running, events, in_process, in_thread, p95
+from serving_helpers import Running, in_process, in_thread, p95
 
 from transformer_xl.inference import Engine
 from transformer_xl.serving.limits import Limits
@@ -140,12 +140,16 @@ def test_w3_slow_loris_connections_are_closed_and_honest_clients_do_not_notice(t
         assert busy < 2 * idle
 
 
+SHORT = 100
+"""Tokens of a text that is finished while the server stops."""
+
+
 def test_w10_sigterm_lets_what_is_under_way_finish(trained_run, tmp_path):
     with in_process(trained_run, folder=tmp_path, options=("--admit", "64")) as server:
 
         def stream(number: int) -> str:
             # Every other one is far too long, and is sent away in the end.
-            body = {"model": "small", "prompt": "x", "max_tokens": 16_384 if number % 2 else 100, "stream": True}
+            body = {"model": "small", "prompt": "x", "max_tokens": 16_384 if number % 2 else SHORT, "stream": True}
             try:
                 return server.post("/v1/completions", **body).text
             except httpx.HTTPError as error:
@@ -153,8 +157,9 @@ def test_w10_sigterm_lets_what_is_under_way_finish(trained_run, tmp_path):
 
         with ThreadPoolExecutor(64) as pool:
             running = [pool.submit(stream, number) for number in range(64)]
-            while server.metric("under_way") < 64:
-                assert not any(one.done() for one in running)
+            # On a busy machine the first of the short ones may be over before the last has come.
+            while (in_flight := int(server.metric("under_way"))) + sum(one.done() for one in running) < 64:
+                assert not any(one.done() for one in running[1::2])
             told_at = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             while server.get("/health").json()["status"] != "draining":
@@ -168,13 +173,14 @@ def test_w10_sigterm_lets_what_is_under_way_finish(trained_run, tmp_path):
     finished = sum(text.endswith("data: [DONE]\n\n") for text in texts)
     sent_away = sum("the server is stopping" in text for text in texts)
     print(
-        f"W10: 64 in flight, {finished} finished, {sent_away} were told that the server stops, over after {seconds:.1f} s"
+        f"W10: {in_flight} in flight, {finished} finished, {sent_away} were told that the server stops, over after {seconds:.1f} s"
     )
     assert code == 0
     assert seconds < 10
     assert finished >= 32
     assert finished + sent_away == 64
-    assert all(len(events(text)) == 101 for text in texts[::2])
+    assert in_flight > 32
+    assert all('"finish_reason":"length"' in text for text in texts[::2])
     assert "Traceback" not in told
 
 
