@@ -49,19 +49,21 @@ def test_it_counts_what_there_is(tmp_path):
     (tmp_path / "d.bin").write_bytes(bytes(range(256)) * 8)
     found = look([tmp_path], inputs=Inputs())
     assert (found.files, found.bytes, found.lines, found.small) == (2, 6040, 1210, (1, 40))
-    assert (found.utf8_bytes, found.is_text) == (6000, False)
+    assert (found.stray_bytes, found.is_text) == (10, True)
     assert sum(found.skipped.values()) == 2
-    assert "99% UTF-8" in found.in_words
+    assert "UTF-8 text but for 10 bytes" in found.in_words
     assert look([tmp_path], inputs=Inputs(binary="keep")).bytes == 6040 + 2048
-    assert look([tmp_path / "a.txt"], inputs=Inputs()).is_text
+    assert look([tmp_path / "a.txt"], inputs=Inputs()).in_words.endswith("UTF-8 text")
+    (tmp_path / "e.txt").write_text("Über Öl\n" * 900, encoding="latin-1")
+    assert "no UTF-8" in look([tmp_path / "e.txt"], inputs=Inputs()).in_words
 
 
 def test_a_character_cut_by_the_end_of_a_block_is_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(fitting, "READ_AT_ONCE", 7)
     (tmp_path / "a.txt").write_text("Łódź € 😀\n" * 500, encoding="utf-8")
-    assert look([tmp_path / "a.txt"], inputs=Inputs()).is_text
+    assert look([tmp_path / "a.txt"], inputs=Inputs()).stray_bytes == 0
     (tmp_path / "b.txt").write_bytes("Łódź € 😀\n".encode() * 500 + "€".encode()[:2])
-    assert not look([tmp_path / "b.txt"], inputs=Inputs()).is_text
+    assert look([tmp_path / "b.txt"], inputs=Inputs()).stray_bytes == 2
 
 
 def test_records_are_counted_by_their_text(tmp_path):
@@ -74,21 +76,22 @@ def test_records_are_counted_by_their_text(tmp_path):
 
 # --- choosing
 
-TEXT = Findings(files=1, records=0, bytes=10_000_000, small=(0, 0), lines=9, utf8_bytes=10_000_000, skipped={})
+TEXT = Findings(files=1, records=0, bytes=10_000_000, small=(0, 0), lines=9, stray_bytes=0, skipped={})
 
 
 @pytest.mark.parametrize(
-    ("size", "utf8", "tokenizer", "vocabulary"),
+    ("size", "stray", "tokenizer", "vocabulary"),
     [
-        (10_000_000, True, "bpe", 4096),
-        (3_000_000, True, "bpe", 2048),
-        (500_000, True, "bpe", 1024),
-        (100_000, True, "byte", None),
-        (10_000_000, False, "byte", None),
+        (10_000_000, 0, "bpe", 4096),
+        (10_000_000, 900_000, "bpe", 4096),
+        (3_000_000, 0, "bpe", 2048),
+        (500_000, 0, "bpe", 1024),
+        (100_000, 0, "byte", None),
+        (10_000_000, 1_100_000, "byte", None),
     ],
 )
-def test_tokens_by_how_much_text_there_is(size, utf8, tokenizer, vocabulary):
-    found = choose_tokens(replace(TEXT, bytes=size, utf8_bytes=size - (not utf8)))
+def test_tokens_by_how_much_text_there_is(size, stray, tokenizer, vocabulary):
+    found = choose_tokens(replace(TEXT, bytes=size, stray_bytes=stray))
     assert (found["tokenizer"], found["vocabulary_size"]) == (tokenizer, vocabulary)
     assert all(found["reasons"])
 
@@ -327,5 +330,5 @@ def test_bytes_that_are_no_text(tmp_path, small, capsys):
     path.write_bytes(bytes((n * n + 7 * n) % 251 for n in range(20_000)))
     assert main(["fit", str(path), "--minutes", str(BRIEF), "--binary", "keep", "--run", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
-    assert "single bytes: it is not all UTF-8" in shown
+    assert "single bytes: it is no UTF-8 text" in shown
     assert "txl train bytes" in shown

@@ -24,7 +24,7 @@ from transformer_xl.console import progress, say
 from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, Inputs, gather
 from transformer_xl.data.corpora.own_text import Kind, OwnText, prepare_own_text
 from transformer_xl.data.store import Store, open_store
-from transformer_xl.data.text.tokenizers import load_tokenizer
+from transformer_xl.data.text.tokenizers import STRAY, load_tokenizer
 from transformer_xl.devices import AUTO, choose_device
 from transformer_xl.errors import ConfigError, DataError
 from transformer_xl.evaluation.lines import LineScore
@@ -45,6 +45,8 @@ FEWEST_BYTES = 5_000
 """Of a text that is worth a model."""
 PAIRS_FROM = 300_000
 """Bytes of text from which on byte pairs are learned: of less there are too few of each."""
+MOST_STRAY = 0.1
+"""Share of bytes that are no UTF-8 in what is still a text: in byte pairs each is a token by itself."""
 VOCABULARIES = ((0, 1024), (2_000_000, 2048), (6_000_000, 4096))
 """(bytes of text, byte pairs): the more text, the more of them are seen often enough."""
 SIZES: tuple[tuple[float, dict[str, int]], ...] = (
@@ -82,19 +84,19 @@ class Findings:
     small: tuple[int, int]
     """How many files are small, and how many bytes they have together."""
     lines: int
-    utf8_bytes: int
-    """Of the files that are UTF-8 from beginning to end."""
+    stray_bytes: int
+    """That are no UTF-8."""
     skipped: dict[str, int]
 
     @property
     def is_text(self) -> bool:
-        return self.utf8_bytes == self.bytes
+        return self.stray_bytes <= MOST_STRAY * self.bytes
 
     @property
     def in_words(self) -> str:
         what = f"{self.records:,} records" if self.records else f"{self.files:,} file{'s' * (self.files != 1)}"
-        share = self.utf8_bytes / max(1, self.bytes)
-        kind = "UTF-8 text" if self.is_text else f"{share:.0%} UTF-8" if share else "no UTF-8"
+        stray = f"{self.stray_bytes:,} byte{'s' * (self.stray_bytes != 1)}"
+        kind = "no UTF-8" if not self.is_text else "UTF-8 text" + (f" but for {stray}" if self.stray_bytes else "")
         left_out = "".join(f", {count:,} {why} left out" for why, count in self.skipped.items())
         return f"{what}, {self.bytes / 1e6:,.2f} MB, {self.lines:,} lines, {kind}{left_out}"
 
@@ -168,17 +170,16 @@ def look(paths: Sequence[Path | str], *, inputs: Inputs) -> Findings:
 
 def _findings(gathered: Gathered) -> Findings:
     sizes: list[int] = []
-    lines, utf8 = 0, 0
+    lines, stray = 0, 0
     with progress("looking", total=sum(source.disk_bytes for source in gathered.sources), unit="bytes") as advance:
         for source in gathered.sources:
-            decoder, decodes, size = codecs.getincrementaldecoder("utf-8")(), True, 0
+            decoder, size = codecs.getincrementaldecoder("utf-8")("surrogateescape"), 0
             with source.open(advance=advance) as stream:
                 while data := stream.read(READ_AT_ONCE):
                     size, lines = size + len(data), lines + data.count(b"\n")
-                    decodes = decodes and _decodes(decoder, data)
-            decodes = decodes and _decodes(decoder, b"", final=True)
+                    stray += _strays(decoder.decode(data))
+            stray += _strays(decoder.decode(b"", True))
             sizes.append(size)
-            utf8 += size * decodes
     total = sum(sizes)
     small = [size for size in sizes if size <= SMALL_SHARE * total]
     if total < FEWEST_BYTES:
@@ -189,17 +190,13 @@ def _findings(gathered: Gathered) -> Findings:
         bytes=total,
         small=(len(small), sum(small)),
         lines=lines,
-        utf8_bytes=utf8,
+        stray_bytes=stray,
         skipped=dict(gathered.counts),
     )
 
 
-def _decodes(decoder: codecs.IncrementalDecoder, data: bytes, *, final: bool = False) -> bool:
-    try:
-        decoder.decode(data, final)
-    except UnicodeDecodeError:
-        return False
-    return True
+def _strays(text: str) -> int:
+    return sum(map(len, STRAY.findall(text)))
 
 
 # --- choosing
@@ -218,7 +215,7 @@ def choose_tokens(findings: Findings, origin: str | None = None) -> dict[str, An
         size = _largest_within(VOCABULARIES, findings.bytes)
         why = f"{size:,} byte pairs, learned from it: a step reads several bytes, and there is enough text to see each pair often"
     else:
-        why = "single bytes: " + ("it is too little text for byte pairs" if findings.is_text else "it is not all UTF-8")
+        why = "single bytes: " + ("it is too little text for byte pairs" if findings.is_text else "it is no UTF-8 text")
     reasons = (f"tokens: {why}", f"held out: 5 % to choose by and 5 % to tell by, {splits}")
     return {
         "tokenizer": None if origin is not None else "byte" if size is None else "bpe",

@@ -62,7 +62,7 @@ def test_folder_without_text(refused, tmp_path):
     assert "folder holds no text" in refused("prepare", tmp_path / "folder", "--out", tmp_path / "out")
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "word", "bpe"])
+@pytest.mark.parametrize("tokenizer", ["char", "word"])
 def test_not_utf8(refused, tmp_path, tokenizer):
     path = tmp_path / "latin.txt"
     path.write_bytes(b"plain line\n" * 500 + "caf\u00e9\n".encode("latin-1"))
@@ -70,12 +70,14 @@ def test_not_utf8(refused, tmp_path, tokenizer):
     assert "latin.txt is not UTF-8 at byte 5,503 (0xe9)" in err
 
 
-def test_bytes_need_no_utf8(txl, tmp_path):
+@pytest.mark.parametrize("tokenizer", [(), ("--tokenizer", "bpe", "--vocab-size", "300")], ids=["byte", "bpe"])
+def test_bytes_and_byte_pairs_need_no_utf8(txl, tmp_path, tokenizer):
     path = tmp_path / "latin.txt"
-    path.write_bytes("caf\u00e9 \n".encode("latin-1") * 100)
-    code, _, err = txl("prepare", path, "--out", tmp_path / "out")
+    path.write_bytes("caf\u00e9 latt\u00e9\n".encode("latin-1") * 100)
+    code, _, err = txl("prepare", path, "--out", tmp_path / "out", "--split", "1", *tokenizer)
     assert code == 0, err
-    assert open_store(tmp_path / "out").tokenizer.decode_bytes(open_store(tmp_path / "out").split("valid").tokens)
+    store = open_store(tmp_path / "out")
+    assert store.tokenizer.decode_bytes(store.split("train").tokens) == path.read_bytes()
 
 
 def test_unknown_name(refused, tmp_path):

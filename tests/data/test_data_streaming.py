@@ -50,6 +50,33 @@ def test_streamed_equals_whole(kind, text, places):
             assert data[offset:].startswith(tokenizer.decode_bytes([token]))
 
 
+@pytest.mark.parametrize("kind", ["byte", "bpe", "bpe lower"])
+@settings(max_examples=300, deadline=None)
+@given(
+    parts=st.lists(st.binary(max_size=6) | st.text(ALPHABET, max_size=12).map(str.encode), max_size=8),
+    places=st.lists(st.integers(0, 200), max_size=12),
+)
+def test_any_bytes_streamed_equal_the_whole(kind, parts, places):
+    tokenizer, data = TOKENIZERS[kind], b"".join(parts)
+    found = list(token_stream(tokenizer, chunks(data, places), name="bytes"))
+    tokens = [int(token) for piece in found for token in piece.token_P]
+    offsets = [int(offset) for piece in found for offset in piece.offset_P]
+    assert tokens == tokenizer.encode(data).tolist()
+    assert len(offsets) == len(tokens)
+    if not tokenizer.lower:
+        assert tokenizer.decode_bytes(tokens) == data
+        for token, offset in zip(tokens, offsets, strict=True):
+            assert data[offset:].startswith(tokenizer.decode_bytes([token]))
+
+
+def test_a_text_with_half_a_character_is_refused_where_bytes_with_it_are_not():
+    tokenizer = TOKENIZERS["bpe"]
+    with pytest.raises(DataError, match="lone surrogate"):
+        tokenizer.encode("ab\udce9")
+    assert tokenizer.decode_bytes(tokenizer.encode(b"ab\xe9 ab")) == b"ab\xe9 ab"
+    assert tokenizer.encode("ab é".encode()).tolist() == tokenizer.encode("ab é").tolist()
+
+
 @pytest.mark.parametrize("kind", ["word", "word lower", "sentences"])
 def test_a_words_place_is_where_it_stands(kind):
     data = "  é A ab\n\n  ba unheard \n a".encode()

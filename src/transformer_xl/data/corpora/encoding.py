@@ -65,11 +65,11 @@ def _piece_characters(shared: tuple[DocumentRule, bool], piece: Piece) -> NDArra
 
 
 def texts(parts: Sequence[Part], *, rule: DocumentRule) -> Iterator[str]:
-    """The text itself, piece by piece, for whoever learns from it."""
+    """The text itself, piece by piece, for whoever learns from it; bytes that are no UTF-8 are no part of it."""
     with progress("reading", total=total_bytes(parts), unit="bytes") as advance:
         for piece in cut(parts, fallback="character", advance=advance):
-            for _, data, offset in by_document(piece, rule):
-                yield tokenizers.decode_utf8(data, name=piece.name, offset=offset)
+            for _, data, _offset in by_document(piece, rule):
+                yield from filter(None, tokenizers.STRAY.split(tokenizers.escaped(data))[::2])
 
 
 def write_splits(
@@ -93,7 +93,7 @@ def encode_piece(shared: tuple[tokenizers.Tokenizer, DocumentRule], piece: Piece
     runs: list[NDArray[Any]] = []
     starts = []
     count = 0
-    by_byte = tokenizer.kind == "byte"
+    by_byte = tokenizer.kind in tokenizers.ANY_BYTES
     for begins, data, offset in by_document(piece, rule, ends_lines=tokenizer.kind == "word"):
         if begins:
             starts.append(count)

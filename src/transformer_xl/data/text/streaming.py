@@ -7,8 +7,11 @@ A piece is encoded as soon as it can be cut where the tokenizer would cut too:
     word   after white space; where lines are sentences, after a line
     number after white space
     bpe    between a word and the space or (unless lower-cased) punctuation mark after it, which byte pairs never cross
+
+Bytes that are no UTF-8 are refused by name, or for byte and bpe taken as they are.
 """
 
+import codecs
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,12 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from transformer_xl.data.text.tokenizers import (
+    ANY_BYTES,
     ByteTokenizer,
     Ids,
     NumberTokenizer,
     Tokenizer,
     WordTokenizer,
-    encode_utf8,
+    code_points,
+    escaped,
+    unescaped,
 )
 from transformer_xl.errors import DataError
 
@@ -45,37 +51,36 @@ class Placed:
 def token_stream(tokenizer: Tokenizer, stream: Iterable[bytes], *, name: str) -> Iterator[Placed]:
     """Each piece as soon as it is certain; the last when the stream ends. `name` is what errors call the stream."""
     offset = 0
-    for piece in stream if isinstance(tokenizer, ByteTokenizer) else _pieces(stream, _cut_rule(tokenizer), name=name):
+    for piece in stream if isinstance(tokenizer, ByteTokenizer) else _pieces(tokenizer, stream, name=name):
         placed = _placed(tokenizer, piece, name=f"{name}, counted from byte {offset:,}")
         if len(placed.token_P):
             yield Placed(token_P=placed.token_P, offset_P=offset + placed.offset_P)
-        offset += len(piece) if isinstance(piece, bytes) else len(encode_utf8(piece))
+        offset += len(piece) if isinstance(piece, bytes) else len(unescaped(piece))
 
 
 def placed_tokens(tokenizer: Tokenizer, data: bytes, *, name: str) -> Placed:
     """The tokens of a text that is there whole."""
     if isinstance(tokenizer, ByteTokenizer):
         return _placed(tokenizer, data, name=name)
-    text, rest = _whole_characters(data, name=name, offset=0)
-    if rest:
-        raise _not_utf8(rest, 0, name=name, offset=len(data) - len(rest))
-    return _placed(tokenizer, text, name=name)
+    text, rest = _whole_characters(tokenizer, data, name=name, offset=0)
+    return _placed(tokenizer, text + _unfinished(tokenizer, rest, name=name, offset=len(data) - len(rest)), name=name)
 
 
 def _placed(tokenizer: Tokenizer, piece: str | bytes, *, name: str) -> Placed:
     try:
-        token_P = tokenizer.encode(piece)
+        whole = unescaped(piece) if isinstance(piece, str) and tokenizer.kind in ANY_BYTES else piece
+        token_P = tokenizer.encode(whole)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     return Placed(token_P=token_P, offset_P=_places(tokenizer, piece, token_P))
 
 
-def _pieces(stream: Iterable[bytes], cut: re.Pattern[str], *, name: str) -> Iterator[str]:
-    """The text, cut only where `cut` matches."""
-    raw, text, offset = b"", "", 0
+def _pieces(tokenizer: Tokenizer, stream: Iterable[bytes], *, name: str) -> Iterator[str]:
+    """The text, cut only where the tokenizer would cut; what is no UTF-8 in it, `escaped`."""
+    raw, text, offset, cut = b"", "", 0, _cut_rule(tokenizer)
     for data in stream:
-        decoded, raw = _whole_characters(raw + data, name=name, offset=offset)
-        offset += len(encode_utf8(decoded))
+        decoded, raw = _whole_characters(tokenizer, raw + data, name=name, offset=offset)
+        offset += len(unescaped(decoded))
         text += decoded
         if end := _last_match(cut, text):
             yield text[:end]
@@ -84,9 +89,7 @@ def _pieces(stream: Iterable[bytes], cut: re.Pattern[str], *, name: str) -> Iter
             raise DataError(
                 f"{name} has {len(text):,} characters before byte {offset:,} without a place to cut them; break the line"
             )
-    if raw:
-        raise _not_utf8(raw, 0, name=name, offset=offset)
-    if text:
+    if text := text + _unfinished(tokenizer, raw, name=name, offset=offset):
         yield text
 
 
@@ -115,19 +118,26 @@ def _last_match(cut: re.Pattern[str], text: str) -> int:
         step *= 8
 
 
-def _whole_characters(data: bytes, *, name: str, offset: int) -> tuple[str, bytes]:
+def _whole_characters(tokenizer: Tokenizer, data: bytes, *, name: str, offset: int) -> tuple[str, bytes]:
     """The text, and the bytes of a character that is not all there yet."""
+    errors = "surrogateescape" if tokenizer.kind in ANY_BYTES else "strict"
     try:
-        return data.decode("utf-8"), b""
+        text, used = codecs.utf_8_decode(data, errors, False)
     except UnicodeDecodeError as error:
-        if error.reason == "unexpected end of data":
-            return data[: error.start].decode("utf-8"), data[error.start :]
         raise _not_utf8(data, error.start, name=name, offset=offset) from None
+    return text, data[used:]
+
+
+def _unfinished(tokenizer: Tokenizer, raw: bytes, *, name: str, offset: int) -> str:
+    """The beginning of a character that the text ends with."""
+    if raw and tokenizer.kind not in ANY_BYTES:
+        raise _not_utf8(raw, 0, name=name, offset=offset)
+    return escaped(raw)
 
 
 def _not_utf8(data: bytes, place: int, *, name: str, offset: int) -> DataError:
     where = f"byte {offset + place:,} ({data[place]:#04x})"
-    return DataError(f"{name} is not UTF-8 at {where}; convert it, or take a model of bytes")
+    return DataError(f"{name} is not UTF-8 at {where}; convert it, or take a model of bytes or byte pairs")
 
 
 def _places(tokenizer: Tokenizer, piece: str | bytes, token_P: Ids) -> Ids:
@@ -146,15 +156,16 @@ def _places(tokenizer: Tokenizer, piece: str | bytes, token_P: Ids) -> Ids:
 
 
 def _byte_places(text: str) -> Ids:
-    """The byte at which each character begins, and the end."""
-    code_T = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    """The byte at which each character begins, and the end. An escaped byte is a lone surrogate, and one byte."""
+    code_T = code_points(text)
     size_T = 1 + (code_T > 0x7F) + (code_T > 0x7FF).astype(np.int64) + (code_T > 0xFFFF)
+    size_T[(code_T >= 0xDC80) & (code_T <= 0xDCFF)] = 1
     return np.concatenate([[0], np.cumsum(size_T)]).astype(np.int64)
 
 
 def _before_lowering(text: str, byte_of: Ids) -> Ids:
     """For each byte of the lower-cased text, where the character it was made of begins."""
-    sizes = [len(encode_utf8(character.lower())) for character in text]
+    sizes = [len(unescaped(character.lower())) for character in text]
     return np.repeat(byte_of[:-1], sizes)
 
 

@@ -1,9 +1,10 @@
 """Text <-> token numbers. Five kinds behind one interface, saved as JSON and plain text, never as pickle.
 
-byte, char and bpe give back exactly the text they were given; word gives back its words, one space between them.
+byte, char and bpe give back exactly the text they were given; word gives back its words, one space between them. byte and bpe take any bytes.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,10 @@ MOST_NUMBERS = 1 << 22
 """Names of tokens are held in memory one by one, and a size is all that a file says of such a vocabulary."""
 BETWEEN_SPACES = ("word", "number")
 """Kinds whose tokens white space keeps apart: their text may be cut at any."""
+ANY_BYTES = ("byte", "bpe")
+"""Kinds that take bytes which are no UTF-8."""
+STRAY = re.compile("([\udc80-\udcff]+)")
+"""Bytes that are no UTF-8, as `escaped` shows them."""
 
 
 class Tokenizer(ABC):
@@ -223,7 +228,7 @@ class WordTokenizer(Tokenizer):
 
 
 class BytePairTokenizer(Tokenizer):
-    """A token is a frequent run of bytes, learned from text. Every text has an encoding: single bytes are tokens too."""
+    """A token is a frequent run of bytes, learned from text. Every text has an encoding, and so have bytes that are no text: single bytes are tokens too."""
 
     kind = "bpe"
 
@@ -232,6 +237,7 @@ class BytePairTokenizer(Tokenizer):
         self.lower = lower
         self.size = int(pairs.get_vocab_size())
         self._bytes_of = [bytes(map(_BYTE_OF.__getitem__, pairs.id_to_token(id))) for id in range(self.size)]
+        self._id_of_byte = {token: id for id, token in enumerate(self._bytes_of) if len(token) == 1}
 
     @classmethod
     def learn(cls, texts: Iterator[str], *, size: int, lower: bool, show: bool) -> "BytePairTokenizer":
@@ -247,10 +253,23 @@ class BytePairTokenizer(Tokenizer):
         return cls(pairs, lower=lower)
 
     def encode(self, text: str | bytes) -> Ids:
-        encode_utf8(text := self._text(text))
+        """Of bytes, those that are no UTF-8 are tokens by themselves, and what lies between them is text."""
+        shown = escaped(encode_utf8(text) if isinstance(text, str) else text)
+        parts = STRAY.split(shown.lower() if self.lower else shown)
         # A batch, because that alone lets other threads run meanwhile.
-        (encoding,) = self._pairs.encode_batch_fast([text], add_special_tokens=False)
-        return np.asarray(encoding.ids, dtype=np.int64)
+        encodings = self._pairs.encode_batch_fast(parts[::2], add_special_tokens=False)
+        if len(parts) == 1:
+            return np.asarray(encodings[0].ids, dtype=np.int64)
+        runs = [encoding.ids for encoding in encodings]
+        for place, stray in enumerate(parts[1::2]):
+            runs[place] += self._single(unescaped(stray))
+        return np.fromiter((id for run in runs for id in run), dtype=np.int64)
+
+    def _single(self, data: bytes) -> list[int]:
+        try:
+            return [self._id_of_byte[data[place : place + 1]] for place in range(len(data))]
+        except KeyError as error:
+            raise DataError(f"byte {error.args[0][0]:#04x} is no UTF-8, and none of the {self.size:,} tokens") from None
 
     def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
         return b"".join(map(self._bytes_of.__getitem__, self._checked(ids).tolist()))
@@ -361,8 +380,17 @@ def decode_utf8(data: bytes, *, name: str, offset: int = 0) -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{name} is not UTF-8 at byte {offset + error.start:,} ({data[error.start]:#04x}); "
-            f"convert it, or use `tokenizer=byte`"
+            f"convert it, or use `tokenizer=byte` or `tokenizer=bpe`"
         ) from None
+
+
+def escaped(data: bytes) -> str:
+    """Any bytes as text, in which one that is no UTF-8 is the lone surrogate of its value; `unescaped` gives the bytes back."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def unescaped(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def encode_utf8(text: str) -> bytes:
