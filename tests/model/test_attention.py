@@ -28,7 +28,7 @@ def cases(draw):
     lanes, memory, segment = draw(st.integers(1, 3)), draw(st.integers(0, 7)), draw(st.integers(1, 6))
     valid = draw(st.none() | st.lists(st.integers(0, memory), min_size=lanes, max_size=lanes))
     visible = draw(st.none() | st.integers(0, memory + segment))
-    pieces = draw(st.sampled_from(["relative", "shaw", "shaw_biased", "plain"]))
+    pieces = draw(st.sampled_from(["relative", "shaw", "shaw_biased", "distance alone", "plain"]))
     return lanes, memory, segment, valid, visible, pieces, draw(st.integers(0, 2**16))
 
 
@@ -40,13 +40,13 @@ def leaves(lanes, memory, segment, pieces, seed):
         return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
     named = {"query": leaf(lanes, H, segment, K), "key": leaf(lanes, H, S, K), "value": leaf(lanes, H, S, K)}
-    if pieces != "plain":
+    if pieces not in ("distance alone", "plain"):
         named["relative_key_HSK"] = leaf(H, S, K)
     if pieces in ("relative", "shaw_biased"):
         named["content_bias_HK"] = leaf(H, K)
     if pieces == "relative":
         named["position_bias_HK"] = leaf(H, K)
-    if pieces == "shaw_biased":
+    if pieces in ("shaw_biased", "distance alone"):
         named["distance_bias_HS"] = leaf(H, S)
     return named
 

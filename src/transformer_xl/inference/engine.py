@@ -96,6 +96,7 @@ class Engine(Reader):
         self.writes = self.compiled and native.supports("words", config)
         self._weights_at = like.data_ptr()
         self._distances: list[Distances] = []
+        self._distances_known = 0
         self._panels: Panels | None = None
         self._table: native.Layers | None = None
         self._table_of: object = None
@@ -254,9 +255,9 @@ class Engine(Reader):
 
     def _distances_of(self, layer: int, length: int) -> Distances:
         """The projected relative keys of the `length` nearest distances: the end of a table that is made once and grows rarely."""
-        known = self._distances[0].relative_key_HSK if self._distances else None
-        if known is None or known.shape[1] < length:
-            self._distances = self.model.encoding.distances(max(length, self.memory + self.chunk))
+        if self._distances_known < length:
+            self._distances_known = max(length, self.memory + self.chunk)
+            self._distances = self.model.encoding.distances(self._distances_known)
         return self._distances[layer].nearest(length)
 
     def _known_layers(self, distances: int) -> native.Layers:

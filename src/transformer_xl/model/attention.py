@@ -115,15 +115,16 @@ def queries_and_positions(query_BHTK: Tensor, distances: Distances) -> tuple[Ten
     content_query_BHTK = query_BHTK
     if distances.content_bias_HK is not None:
         content_query_BHTK = query_BHTK + distances.content_bias_HK[:, None] * scale
-    if distances.relative_key_HSK is None:
-        return content_query_BHTK, None
-    position_query_BHTK = query_BHTK
-    if distances.position_bias_HK is not None:
-        position_query_BHTK = query_BHTK + distances.position_bias_HK[:, None] * scale
-    by_distance_BHTS = position_query_BHTK @ distances.relative_key_HSK.transpose(-1, -2)
+    by_distance_BHTS = None
+    if distances.relative_key_HSK is not None:
+        position_query_BHTK = query_BHTK
+        if distances.position_bias_HK is not None:
+            position_query_BHTK = query_BHTK + distances.position_bias_HK[:, None] * scale
+        by_distance_BHTS = position_query_BHTK @ distances.relative_key_HSK.transpose(-1, -2)
     if distances.distance_bias_HS is not None:
-        by_distance_BHTS = by_distance_BHTS + distances.distance_bias_HS[:, None] * scale
-    return content_query_BHTK, relative_shift(by_distance_BHTS)
+        bias_1HTS = (distances.distance_bias_HS * scale)[None, :, None].expand(1, -1, query_BHTK.shape[2], -1)
+        by_distance_BHTS = bias_1HTS if by_distance_BHTS is None else by_distance_BHTS + bias_1HTS
+    return content_query_BHTK, None if by_distance_BHTS is None else relative_shift(by_distance_BHTS)
 
 
 @dataclass(frozen=True, kw_only=True)
