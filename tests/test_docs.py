@@ -1,7 +1,11 @@
 """README and docs tell the truth: their Python runs, their commands run, one after the other, as a reader would run them; only trainings are shorter."""
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -80,5 +84,33 @@ def test_make_targets_exist():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#:]+)\)", prose):
         assert (page.parent / target).exists(), target
+
+
+def apply(change: str, root: Path) -> None:
+    """A diff whose parts say by their own lines where they belong: each must stand there exactly once."""
+    for part in re.split(r"^--- .*\n", change, flags=re.MULTILINE)[1:]:
+        name, *hunks = re.split(r"^@@\n", part, flags=re.MULTILINE)
+        path = root / name.removeprefix("+++ b/").strip()
+        text = path.read_text()
+        for hunk in hunks:
+            lines = [(line[:1], line[1:]) for line in hunk.splitlines(keepends=True)]
+            old, new = ("".join(line for sign, line in lines if sign not in left_out) for left_out in "+-")
+            assert text.count(old) == 1, f"{path.name} has {text.count(old)} times:\n{old}"
+            text = text.replace(old, new)
+        path.write_text(text)
+
+
+@pytest.mark.processes
+def test_what_the_page_about_extending_changes_works(tmp_path):
+    page = blocks(ROOT / "docs" / "extending.md")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for change in [text for language, text in page if language == "diff"]:
+        apply(change, tmp_path)
+    programs = [text for language, text in page if language == "py"]
+    assert len(programs) == 2
+    for program in programs:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
