@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.installed
 
-.PHONY: demo quick test test-faults test-soak test-sanitizers check clean chromium
+.PHONY: demo quick test test-faults test-soak test-sanitizers check site clean chromium
 
 demo: $(READY)
 	$(BIN)/txl demo
@@ -45,6 +45,10 @@ check: $(READY)
 	$(BIN)/ruff format --check src tests
 	$(BIN)/ruff check src tests
 	$(BIN)/mypy
+
+# The pages of docs/ as a site: dist/site/index.html.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # The page's tests drive Debian's Chromium; where it is absent and cannot be installed they are skipped, and the build goes on.
 CHROMIUM = DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y --no-install-recommends chromium

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import transformer_xl as txl
 from transformer_xl.cli import COMMANDS, main
 from transformer_xl.errors import MissingPackage
 
@@ -114,3 +115,17 @@ def test_what_the_page_about_extending_changes_works(tmp_path):
     for program in programs:
         environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
         subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
+
+
+@pytest.mark.processes
+def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra `site` is not installed")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    pages = {page.name: page.read_text() for page in tmp_path.glob("*.html")}
+    assert {"index.html", "reference.html"} | {page.with_suffix(".html").name for page in PAGES[1:]} <= set(pages)
+    for name, text in pages.items():
+        assert not re.findall(r'<(?:script|img|link)[^>]+(?:src|href)="(?:https?:)?//[^"]+', text), name
+    for name in txl.__all__:
+        assert name == "Output" or f">{name}<" in pages["reference.html"], f"{name} is public and not in the reference"
