@@ -1,7 +1,12 @@
 """The command line: quick to answer, one sentence and exit code 2 when it cannot."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
+
+import pytest
 
 from transformer_xl.cli import demo, in_flags, main
 
@@ -56,3 +61,26 @@ def test_arguments_are_said_as_they_are_typed(tmp_path, capsys):
     words = ["prepare", str(tmp_path / "text"), "--tokenizer", "word", "--vocab-size", "2"]
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err == "txl: --vocab-size 2 leaves no word beside <eos> and <unk>\n"
+
+
+def test_two_dashes_are_a_value_like_any_other(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one\n--\ntwo\n" * 30)
+    words = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "store"), "--split", "1"]
+    assert main([*words, "--documents", "separator", "--separator=--"]) == 0
+    assert "240    330         330         31\n" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_sigterm_leaves_nothing_half_written(tmp_path):
+    (tmp_path / "in").mkdir()
+    command = [sys.executable, "-m", "transformer_xl", "prepare", "-", "--out", str(tmp_path / "in" / "store")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdin.write(b"some text\n" * 1000)
+        process.stdin.flush()
+        while not list((tmp_path / "in").iterdir()):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.read() == b"txl: stopped\n"
+        assert process.wait() == 128 + signal.SIGTERM
+    assert list((tmp_path / "in").iterdir()) == []

@@ -164,6 +164,25 @@ def test_what_was_begun_goes_on_and_nothing_else_does(clocks, tmp_path, small):
         prepared(clocks, minutes=BRIEF, run=run, inputs=Inputs(binary="keep"))
 
 
+def test_a_text_that_has_changed_meanwhile_is_said(clocks, tmp_path, small, capsys):
+    text = tmp_path / "grown.txt"
+    text.write_bytes(clocks.read_bytes())
+    run, plan, store = prepared(text, minutes=BRIEF, run=tmp_path / "run")
+    capsys.readouterr()
+    prepared(text, minutes=BRIEF, run=run)
+    assert "is not what it was" not in capsys.readouterr().err
+    with text.open("ab") as file:
+        file.write(b"one more line\n")
+    again = prepared(text, minutes=BRIEF, run=run)
+    assert again[1] == plan
+    assert again[2].fingerprint() == store.fingerprint()
+    said = capsys.readouterr().err
+    assert (
+        f"1 files of {plan.disk[1]:,} bytes then, 1 of {plan.disk[1] + 14:,} now; going on with what was read then"
+        in said
+    )
+
+
 def test_stopped_and_called_again_it_goes_on(clocks, tmp_path, small):
     steps = []
     how = {"minutes": 10 * BRIEF, "run": tmp_path / "run", "device": "cpu"}

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from transformer_xl.arguments import checked
 from transformer_xl.checkpoint import RunFolder, verified_folder
 from transformer_xl.checkpoint.folder import read_config
 from transformer_xl.config import ModelConfig, RunConfig
@@ -115,6 +116,8 @@ class Plan:
     reasons: tuple[str, ...]
     origin: str | None = None
     """The run whose weights it begins with."""
+    disk: tuple[int, int] = (0, 0)
+    """How many files there were, and their bytes on disk; zeros where that was not kept."""
     preset: str = ""
     changes: tuple[str, ...] = ()
     """Fields that differ from the preset's, or the origin's: `model.n_layer=3`."""
@@ -243,14 +246,18 @@ def choose_model(
         kind = store.manifest.tokenizer_kind
         config = sized(config, **(TABLES[kind] if times < TABLES_BELOW else NO_TABLES))
         told = f", {'no ' * (times >= TABLES_BELOW)}tables of runs of tokens"
-    share = f"{times:.1f} times" if times >= 1 else f"{times:.0%} of it, spread over all of it"
+    share = f"{times:.1f} times" if times >= 1 else f"to {times:.0%}, spread over all of it"
     size = f"{config.model.n_layer} layers, {config.model.d_model} wide" + (f", as {origin} is" if origin else "")
     reasons = (
         *([f"weights: it begins with those of {origin}"] if origin else []),
-        f"size: {size}: {minutes:g} minutes read about {read_tokens / 1e6:,.1f} million tokens here",
-        f"the text has {train / 1e6:,.2f} million, so it is read {share}: dropout {dropout:g}, weight decay {decay:g}{told}",
+        f"size: {size}: {minutes:g} minutes read about {_in_millions(read_tokens)} tokens here",
+        f"the text has {_in_millions(train)}, so it is read {share}: dropout {dropout:g}, weight decay {decay:g}{told}",
     )
     return config, reasons
+
+
+def _in_millions(count: float) -> str:
+    return f"{count / 1e6:.3g} million" if count >= 1e5 else f"{count:,.0f}"
 
 
 def _largest_within(rows: Sequence[tuple[float, Any]], value: float) -> Any:
@@ -290,6 +297,7 @@ def changes_of(config: RunConfig, base: RunConfig) -> tuple[str, ...]:
 # --- doing
 
 
+@checked
 def fit(
     what: Path | str | Sequence[Path | str],
     *,
@@ -328,7 +336,13 @@ def prepared(
     asked: dict[str, Any] = {"paths": paths, "minutes": float(minutes), "inputs": inputs or Inputs()}
     asked["origin"] = origin = None if from_ is None else str(from_)
     if (folder / PLAN).exists():
-        return folder, plan_in(folder, asked), open_store(folder / DATA)
+        plan = plan_in(folder, asked)
+        if any(plan.disk) and plan.disk != (now := on_disk(paths)):
+            say(
+                f"the text is not what it was when {folder} was begun: {plan.disk[0]:,} files of {plan.disk[1]:,} bytes then, {now[0]:,} of {now[1]:,} now;"
+                f" going on with what was read then. To learn the new text, choose another `run=` and give `from={folder}`"
+            )
+        return folder, plan, open_store(folder / DATA)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty, and nothing was fitted there; choose another `run=`")
     for path in map(Path, paths):
@@ -338,7 +352,7 @@ def prepared(
         raise ConfigError(f"{origin} is no Transformer-XL; go on with it by txl prepare and txl train")
     findings = look(paths, inputs=asked["inputs"])
     say(findings.in_words)
-    plan = Plan(**asked, **choose_tokens(findings, origin))
+    plan = Plan(**asked, **choose_tokens(findings, origin), disk=on_disk(paths))
     # Whole or not at all: a plan without its text, or a text without its plan, is nothing to go on with.
     with atomic_folder(folder) as beside:
         store = prepare_own_text(paths, out=beside / DATA, settings=plan.settings)
@@ -347,6 +361,13 @@ def prepared(
         plan = replace(plan, reasons=(*plan.reasons, *reasons), changes=changes_of(config, plan.base))
         write_json(beside / PLAN, asdict(plan))
     return folder, plan, open_store(folder / DATA)
+
+
+def on_disk(paths: Sequence[str]) -> tuple[int, int]:
+    """Files below the paths and their bytes, without reading them: enough to see that a text has grown."""
+    files = [file for path in map(Path, paths) for file in (path.rglob("*") if path.is_dir() else [path])]
+    sizes = [file.stat().st_size for file in files if file.is_file()]
+    return len(sizes), sum(sizes)
 
 
 def plan_in(folder: Path, asked: dict[str, Any]) -> Plan:
@@ -389,7 +410,7 @@ def report(run: Run, store: Store, *, origin: str | None = None, device: str = A
         test_bytes=judged["bytes"],
         references=references_of(train, test),
         most=tuple(lines[-2:][::-1]),
-        least=tuple(lines[:2]),
+        least=tuple(lines[: max(0, min(2, len(lines) - 2))]),
     )
     write_json(RunFolder(run.path).made("evaluations") / "fit.json", asdict(found))
     return found

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from transformer_xl import decoding
+from transformer_xl.arguments import checked
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
 from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import EvaluationConfig
@@ -83,6 +84,7 @@ class Loaded:
         told = f"{shape.kind}, {shape.shape}, {weights:,} weights, memory {shape.memory}, {self.tokenizer.kind} tokens"
         return f"<{where} at step {about.step:,}: {told}, on {self.device}>"
 
+    @checked
     def evaluate(
         self,
         *,
@@ -113,6 +115,7 @@ class Loaded:
         with progress(f"evaluating with memory {made.memory}", total=len(chosen) - 1, unit="tokens") as shown:
             return evaluate(model, chosen, rule=made, advance=shown)
 
+    @checked
     def sweep(
         self,
         memories: Sequence[int],
@@ -155,6 +158,7 @@ class Loaded:
         title = f"{run.path.name if run is not None else self.checkpoint.folder.name} on {about.corpus} {split}"
         return Sweep(figures, unit=about.unit, trained=self.config.model.memory, title=title)
 
+    @checked
     def per_token(
         self,
         *,
@@ -182,6 +186,7 @@ class Loaded:
         given = {name: value for name, value in asked.items() if value is not None}
         return replace(lengths or self.config.evaluation, **given)  # type: ignore[arg-type]
 
+    @checked
     def attention(self, text: str | bytes, *, memory: int | None = None) -> "Attention":
         """What each head looks at in `text`: `.plot(layer=1, head=2)` from its last tokens, `.plot()` on average, `.heads` as rows. Every token sees
         its last `memory` tokens, those that the run evaluates with unless told."""
@@ -194,12 +199,13 @@ class Loaded:
         lengths = self._lengths(None, memory=memory)
         return Attention(model, ids, lengths=lengths, name_of=lambda token: readable(self.tokenizer, token))
 
+    @checked
     def generate(
         self,
         prompt: str = "",
         *,
         tokens: int = 200,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         temperature: float = 1.0,
         top_k: int = 40,
         top_p: float = 1.0,
@@ -223,12 +229,13 @@ class Loaded:
         )
         return "".join(pieces)
 
+    @checked
     def stream(
         self,
         prompt: str = "",
         *,
         tokens: int = 200,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         temperature: float = 1.0,
         top_k: int = 40,
         top_p: float = 1.0,
@@ -250,12 +257,13 @@ class Loaded:
         drawn = decoding.generate(self.model, before, tokens=tokens, sampling=chance, weights=weights)
         yield from decoding.text_pieces(self.tokenizer, drawn, before=before, stop=stop)
 
+    @checked
     def generate_many(
         self,
         prompts: Sequence[str],
         *,
         tokens: int = 200,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         seeds: Sequence[int] | None = None,
         temperature: float = 1.0,
         top_k: int = 40,
@@ -277,13 +285,14 @@ class Loaded:
             self.model, self.tokenizer, before, tokens=tokens, samplings=samplings, stop=stop, weights=weights
         )
 
+    @checked
     def likeliest(
         self,
         prompt: str = "",
         *,
         tokens: int = 200,
         beams: int = 4,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         weights: WeightKind = "exact",
     ) -> list[decoding.Written]:
         """Beam search: at most `beams` continuations by falling log-probability per token."""
@@ -299,6 +308,7 @@ class Loaded:
             for hypothesis in found
         ]
 
+    @checked
     def score(self, text: str | bytes, *, weights: WeightKind = "exact") -> Scores:
         """How surprising each token of `text` is given all before it; the first has nothing before it, and NaN."""
         placed = placed_tokens(self.tokenizer, encode_utf8(text) if isinstance(text, str) else text, name="the text")
@@ -306,6 +316,7 @@ class Loaded:
             raise InputError(f"a text of {len(placed.token_P)} tokens has nothing to predict; give at least two")
         return Scores.joined(list(self._scored([placed], weights)))
 
+    @checked
     def score_stream(
         self, stream: Iterable[bytes], *, name: str = "the text", weights: WeightKind = "exact"
     ) -> Iterator[Scores]:
@@ -321,6 +332,7 @@ class Loaded:
                 nats = engine.score(tokens_BT)[0].float().cpu().numpy()
                 yield Scores(tokens=piece.token_P[some], offsets=piece.offset_P[some], nats=nats)
 
+    @checked
     def line_scorer(
         self,
         *,
@@ -339,7 +351,13 @@ class Loaded:
             )
         reader = self._remembering(weights)
         return LineScorer(
-            self.tokenizer, reader, model=model, by=by or "line", last=LAST_LINES if last is None else last, name=name
+            self.tokenizer,
+            reader,
+            model=model,
+            by=by or "line",
+            last=LAST_LINES if last is None else last,
+            name=name,
+            weights=weights,
         )
 
     def _remembering(self, weights: WeightKind) -> Reader:
@@ -347,6 +365,7 @@ class Loaded:
             raise InputError("a model with memory 0 sees no text before a token; give it some, such as memory=128")
         return self.engine(weights=weights)
 
+    @checked
     def engine(
         self,
         *,
@@ -361,6 +380,7 @@ class Loaded:
         return make_reader(self.model, lanes=1 if lanes is None else lanes, memory=memory, weights=weights)
 
 
+@checked
 def load(
     run: Path | str,
     *,
@@ -381,6 +401,7 @@ def load(
     return Loaded(checkpoint)
 
 
+@checked
 def from_pretrained(
     source: Path | str,
     *,

@@ -23,6 +23,8 @@ def figure(path: Path | None, *, size: tuple[float, float], dpi: int = 140) -> I
     """A figure of so many inches to put axes on; the file appears when the block ends without an error. Without a path, the figure is all there is."""
     if path is not None and path.suffix not in ENDINGS:
         raise InputError(f"{path} must end in {', '.join(ENDINGS)}")
+    if path is not None and not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written, because there is no folder {path.parent}; make it first")
     if not can_draw():
         raise InputError("pictures need matplotlib; install it with: pip install 'transformer-xl[viz]'")
     from matplotlib.text import Text

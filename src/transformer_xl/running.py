@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.arguments import checked
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import read_about, read_config
 from transformer_xl.config import RunConfig
@@ -37,6 +38,7 @@ PRESET_FOR = {"byte": "bytes", "char": "bytes", "bpe": "text"}
 """By kind of tokens; all others are words."""
 
 
+@checked
 def prepare(
     what: Path | str | Sequence[Path | str],
     *,
@@ -81,6 +83,7 @@ def _place_for(paths: Sequence[Path | str]) -> Path:
     return Path("data") / (Path(paths[0]).resolve().stem if str(paths[0]) not in NAMES else str(paths[0]))
 
 
+@checked
 def train(
     store: Store | Path | str,
     preset: str | RunConfig | None = None,

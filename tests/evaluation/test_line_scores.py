@@ -1,5 +1,6 @@
 """Lines of a stream: their bits are those of the text, in whatever pieces it came and however often it was stopped; nothing grows; files are checked."""
 
+import gzip
 import io
 import json
 import os
@@ -145,7 +146,9 @@ def test_the_rank_is_the_share_of_the_last_that_are_less(values, size):
 class Told:
     """A reader that finds every byte as surprising as it is told, for what is made of it afterwards."""
 
-    model = SimpleNamespace(vocabulary=SimpleNamespace(bias_V=torch.zeros(1)))
+    model = SimpleNamespace(
+        vocabulary=SimpleNamespace(bias_V=torch.zeros(1)), config=SimpleNamespace(recurrent=False, memory=12)
+    )
 
     def score(self, tokens_BT):
         return torch.where(tokens_BT == ord("Z"), 8.0, 0.1)
@@ -374,7 +377,7 @@ def test_a_state_is_of_one_model_and_one_question(loaded, state, recurrent_run, 
         loaded.line_scorer(by="line", state=state)
     with pytest.raises(CheckpointError, match="`last=10000`"):
         loaded.line_scorer(last=5, state=state)
-    with pytest.raises(CheckpointError, match="has shape"):
+    with pytest.raises(CheckpointError, match="was made with `memory=12`"):
         txl.load(trained_run, memory=5).line_scorer(state=state)
     with pytest.raises(InputError, match="`last=0`"):
         loaded.line_scorer(last=0)
@@ -397,7 +400,7 @@ def test_what_cannot_be_asked_is_one_sentence(trained_run, state, tmp_path, caps
     assert "--above P% compares lines" in error("--above", "99%")
     assert "--last 0 must be 1 to 1,000,000 lines" in error("--by", "line", "--last", "0")
     assert "was made with --by document" in error("--by", "line", "--state", state)
-    assert "there is no such folder" in error("--by", "line", "--state", tmp_path / "gone" / "state")
+    assert "there is no folder" in error("--by", "line", "--state", tmp_path / "gone" / "state")
     assert "empty is empty, so there is nothing to score" in error("--by", "line", file="empty")
     assert "a model with memory 0" in error("--by", "line", "--memory", "0")
 
@@ -440,3 +443,67 @@ def test_progress_is_written_as_it_is_read(loaded, state):
     scorer = loaded.line_scorer(state=state)
     assert replace(scorer.progress) == scorer.progress
     assert asdict(scorer.progress)["part_text"] in LOG.decode()
+
+
+# --- what outsiders met
+
+
+def scored(capsys, *words):
+    assert main(["score", *map(str, words)]) == 0
+    told = capsys.readouterr()
+    return [json.loads(line) for line in told.out.splitlines()], told.err
+
+
+def test_one_state_has_one_user(trained_run, tmp_path, capsys):
+    command = [sys.executable, "-m", "transformer_xl", "score", str(trained_run), "-", "--by", "line"]
+    with subprocess.Popen([*command, "--state", str(tmp_path / "st")], stdin=-1, stdout=-1, text=True) as first:
+        first.stdin.write("one\n")
+        first.stdin.flush()
+        assert first.stdout.readline()
+        (tmp_path / "a.log").write_bytes(LOG)
+        words = ["score", str(trained_run), str(tmp_path / "a.log"), "--by", "line", "--state", str(tmp_path / "st")]
+        assert main(words) == 2
+        assert f"is in use by process {first.pid}; wait for it, stop it, or give another --state" in (
+            capsys.readouterr().err
+        )
+        first.stdin.close()
+        first.stdout.read()
+    assert main(words) == 0
+
+
+def test_a_compressed_file_is_scored_by_what_it_holds(trained_run, tmp_path, capsys):
+    (tmp_path / "a.log").write_bytes(LOG)
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(LOG))
+    for by in ("line", "token"):
+        found = [scored(capsys, trained_run, tmp_path / name, "--by", by)[0] for name in ("a.log", "a.log.gz")]
+        assert found[0] == found[1]
+    (tmp_path / "b.log.gz").write_bytes(gzip.compress(LOG)[:-20])
+    assert main(["score", str(trained_run), str(tmp_path / "b.log.gz")]) == 2
+    assert "is damaged or cut short" in capsys.readouterr().err
+
+
+def test_a_state_is_read_as_it_was_written(trained_run, tmp_path, capsys):
+    (tmp_path / "a.log").write_bytes(LOG)
+    words = ["score", str(trained_run), str(tmp_path / "a.log"), "--by", "line", "--state", str(tmp_path / "st")]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*words, "--weights", "int8"]) == 2
+    assert "was made with --weights exact; ask for that, or give another --state" in capsys.readouterr().err
+    assert main([*words, "--memory", "4"]) == 2
+    assert "was made with --memory 12" in capsys.readouterr().err
+
+
+def test_a_share_of_too_few_lines_is_said(trained_run, tmp_path, capsys):
+    (tmp_path / "a.log").write_bytes(LOG)
+    found, said = scored(capsys, trained_run, tmp_path / "a.log", "--by", "line", "--above", "99%")
+    assert found == []
+    assert "--above 99% needs 100 lines to compare with, and there were 60: nothing could stand out" in said
+    assert "needs" not in scored(capsys, trained_run, tmp_path / "a.log", "--by", "line", "--above", "90%")[1]
+
+
+@pytest.mark.parametrize("state", ["", ".", "no/such/st"])
+def test_a_state_that_cannot_be_a_file(state, trained_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").write_bytes(LOG)
+    assert main(["score", str(trained_run), "a.log", "--by", "line", "--state", state]) == 2
+    assert "name a file" in capsys.readouterr().err

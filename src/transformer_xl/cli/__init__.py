@@ -8,13 +8,16 @@ import codecs
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from transformer_xl.errors import TransformerXLError, suggest
 
@@ -52,6 +55,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see: {self.prog} --help")
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """argparse takes `--` for the end of options even as the value of one (--separator=--), and then has none."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            return self._get_value(action, "--")
+        return super()._get_values(action, arg_strings)
+
     def parse_all(self, words: list[str]) -> argparse.Namespace:
         """Like parse_args, with the nearest known option for one that is unknown."""
         arguments, unknown = self.parse_known_args(words)
@@ -70,12 +79,17 @@ class UsageError(TransformerXLError):
     """Words on the command line that fit no command."""
 
 
+class Terminated(BaseException):
+    """By SIGTERM, where a command has no other use for it."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     speak_utf8()
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages: a large gradient costs a fifth
     try:
-        return dispatch(words)
+        with sigterm_unwinds():
+            return dispatch(words)
     except UsageError as error:
         if os.environ.get("RANK", "0") == "0":  # torchrun gives every process the same words: one answer is enough
             print(f"txl: {error}", file=sys.stderr)
@@ -95,8 +109,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("txl: stopped", file=sys.stderr)
         return 130
+    except Terminated:
+        print("txl: stopped", file=sys.stderr)
+        return 128 + signal.SIGTERM
     print(f"txl: {sentence}", file=sys.stderr)
     return 2
+
+
+@contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does, so that what is half written goes away. Training, scoring and serving have their own use for it meanwhile."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def unwind(*_: object) -> NoReturn:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def in_flags(sentence: str) -> str:

@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.library import load
 
     names = arguments.runs
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise InputError(f"{len(set(names))} run cannot be compared with itself; name two or more")
+    if len(names) < 2 or len({Path(name).resolve() for name in names}) < len(names):
+        raise InputError(f"{names[0]} cannot be compared with itself; name two or more runs")
     if arguments.text is not None and arguments.data is not None:
         raise ConfigError("--text and --data are two texts; give one of them")
     if arguments.text is not None and arguments.tokens is not None:

@@ -123,7 +123,11 @@ def show(found: "Report") -> None:
     for name, bits in rows:
         print(f"  {name:<36}{bits:>7.3f}")
     print(f"{found.test_bytes:,} bytes that it never saw, each predicted from all that comes before it")
+    if found.bits_per_byte >= references.ngram:
+        print("It knows less of this text than 5-grams do: give it more --minutes.")
     for title, lines in (("Surprised it most", found.most), ("Surprised it least", found.least)):
+        if not lines:
+            continue
         heading(f"{title} (bits per byte)")
         for line in lines:
             print(f"  {line.bits_per_byte:6.2f}  {shortened(line)}")

@@ -17,14 +17,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from transformer_xl.cli.devices import ADAPTER_HELP, say_device
+from transformer_xl.console import say
 from transformer_xl.devices import AUTO, DEVICES_HELP
 from transformer_xl.errors import InputError
 
@@ -66,12 +67,15 @@ class Threshold:
     bits: float = 0.0
     share: float | None = None
 
+    @property
+    def fewest(self) -> int:
+        """Lines before one can stand out: among too few, none is so far from the others."""
+        return 0 if self.share is None else math.ceil((1 - 1e-9) / (1 - self.share))
+
     def lets(self, line: "LineScore") -> bool:
         if self.share is None:
             return line.bits >= self.bits
-        # Among too few lines none can stand out so far.
-        known = line.rank is not None and line.among * (1 - self.share) >= 1 - 1e-9
-        return known and line.rank is not None and line.rank >= self.share
+        return line.rank is not None and line.among >= self.fewest and line.rank >= self.share
 
 
 def threshold(text: str) -> Threshold:
@@ -106,7 +110,8 @@ class Source:
         try:
             if self.stopping:
                 raise KeyboardInterrupt
-            return self._stream.read1(READ_BYTES)  # type: ignore[attr-defined, no-any-return]
+            read: Callable[[int], bytes] = getattr(self._stream, "read1", self._stream.read)
+            return read(READ_BYTES)
         finally:
             self._waiting = False
 
@@ -140,12 +145,45 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--above P% compares lines or documents; give --by line, or --above BITS")
     loaded = load(arguments.run, memory=arguments.memory, device=arguments.device, adapter=arguments.adapter)
     show = print_scores if by_token else print_lines
-    if arguments.file == "-":
-        return show(arguments, loaded, sys.stdin.buffer, name="standard input")
-    if not Path(arguments.file).exists():
-        raise InputError(f"{arguments.file} does not exist; name a file, or - for standard input")
-    with Path(arguments.file).open("rb") as stream:
-        return show(arguments, loaded, stream, name=arguments.file)
+    with ExitStack() as opened:
+        if arguments.state is not None:
+            opened.enter_context(only_user_of(arguments.state))
+        if arguments.file == "-":
+            return show(arguments, loaded, sys.stdin.buffer, name="standard input")
+        return show(arguments, loaded, opened.enter_context(text_in(Path(arguments.file))), name=arguments.file)
+
+
+@contextmanager
+def text_in(path: Path) -> Iterator[BinaryIO]:
+    """A file's bytes; of one that is compressed, what it holds."""
+    from transformer_xl.data.corpora.sources import COMPRESSED_ENDINGS, Source
+
+    if not path.exists() or path.is_dir():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise InputError(f"{path} {what}; name a file, or - for standard input")
+    if path.suffix in COMPRESSED_ENDINGS:
+        with Source(path=path).open() as stream:
+            yield cast(BinaryIO, stream)
+    else:
+        with path.open("rb") as plain:
+            yield plain
+
+
+@contextmanager
+def only_user_of(state: Path) -> Iterator[None]:
+    """Two that keep what they remember in one file would each forget what the other has read."""
+    from transformer_xl.errors import CheckpointError
+    from transformer_xl.locks import only_holder
+
+    if state.is_dir() or not state.parent.is_dir():
+        what = "is a folder" if state.is_dir() else f"cannot be written, because there is no folder {state.parent}"
+        raise InputError(f"--state: {state} {what}; name a file")
+
+    def taken(owner: str) -> CheckpointError:
+        return CheckpointError(f"{state} is in use by process {owner}; wait for it, stop it, or give another --state")
+
+    with only_holder(state.with_name(f"{state.name}.lock"), what=str(state), taken=taken):
+        yield
 
 
 # --- tokens
@@ -223,6 +261,11 @@ def print_lines(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryI
                     sys.stdout.flush()
             if not scorer.progress.read:
                 raise InputError(f"{name} is empty, so there is nothing to score; give it some text")
+            if arguments.above is not None and scorer.progress.units < arguments.above.fewest:
+                say(
+                    f"--above {100 * arguments.above.share:.10g}% needs {arguments.above.fewest:,} {arguments.by}s to compare with, and there were"
+                    f" {scorer.progress.units:,}: nothing could stand out; give more text, a lower share, or --above BITS"
+                )
         finally:
             # Also for a stream that is stopped by hand.
             if arguments.state is not None and scorer.progress.read:

@@ -163,6 +163,8 @@ def begun_from(arguments: argparse.Namespace, store: "Store") -> "Origin | None"
         raise ConfigError(
             f"{arguments.start} describes a model, and --from {arguments.origin} brings one; drop one of the two, and give fields by name"
         )
+    if arguments.run is not None and Path(arguments.run).resolve() == Path(arguments.origin).resolve():
+        raise ConfigError(f"--run and --from are both {arguments.run}; what begins with a run's weights is another run")
     from transformer_xl.training.origin import open_origin
 
     return open_origin(arguments.origin, store=store, rank=adapter_rank(arguments.adapter))

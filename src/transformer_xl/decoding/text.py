@@ -15,7 +15,8 @@ class TextStream:
     could be the beginning of one is held back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, before: Iterable[int] = (), stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, before: Iterable[int] = (), stop: str | Sequence[str] = ()) -> None:
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
         if "" in stop:
             raise InputError("stop: an empty text stops everything before it begins; leave it out")
         self.stopped = False
@@ -23,7 +24,7 @@ class TextStream:
         """Whole characters since the first token pushed, those held back among them."""
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._stop = tuple(stop)
+        self._stop = stop
         self._held = ""
         self._marks, self._line_begins = 0, True
         if isinstance(tokenizer, WordTokenizer):
@@ -122,7 +123,7 @@ class TextStream:
 
 
 def text_pieces(
-    tokenizer: Tokenizer, tokens: Iterable[int], *, before: Iterable[int] = (), stop: Sequence[str] = ()
+    tokenizer: Tokenizer, tokens: Iterable[int], *, before: Iterable[int] = (), stop: str | Sequence[str] = ()
 ) -> Iterator[str]:
     """The text of `tokens` as it becomes certain; takes no more of them once a stop string is complete."""
     stream = TextStream(tokenizer, before=before, stop=stop)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import torch
 from transformer_xl.config.fields import no_giant, not_negative, positive, read
 from transformer_xl.data.text.streaming import placed_tokens
 from transformer_xl.data.text.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, InputError
+from transformer_xl.errors import CheckpointError, ConfigError, InputError, suggest
 from transformer_xl.evaluation.scores import Scores
 from transformer_xl.inference import Reader, restore_reader
 from transformer_xl.inference.weights import WeightKind
@@ -106,6 +106,9 @@ class Progress:
     version: int = 1
     model: str
     """Whose memory it is: a fingerprint of the weights."""
+    weights: WeightKind = "exact"
+    memory: int | None = None
+    """How it reads: as the weights are or rounded, and how many positions it remembers (None: a recurrent state, or saved before this was kept)."""
     by: By
     last: int
     units: int = 0
@@ -151,15 +154,20 @@ class LineScorer:
         by: By = "line",
         last: int = LAST_LINES,
         name: str = "the text",
+        weights: WeightKind = "exact",
     ) -> None:
-        if not 1 <= last <= MOST_LAST:
+        if by not in get_args(By):
+            raise InputError(f"`by={by}` is neither line nor document{suggest(str(by), get_args(By))}")
+        if type(last) is not int or not 1 <= last <= MOST_LAST:
             raise InputError(f"`last={last}` must be 1 to {MOST_LAST:,} lines to compare with")
-        self.name, self.progress = name, Progress(model=model, by=by, last=last)
+        self.name, self.progress = name, Progress(model=model, by=by, last=last, **_reads(reader.model, weights))
         self._tokenizer, self._reader, self._recent = tokenizer, reader, Recent(last)
         self._rest, self._searched = bytearray(), 0
 
     def feed(self, data: bytes) -> Iterator[LineScore]:
         """What has ended with `data`. Whoever stops asking may save and go on later: what was not told yet waits."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InputError(f"a scorer is fed bytes, not {type(data).__name__}; give text.encode()")
         self._rest += data
         while (end := self._line_end()) is not None:
             line = bytes(self._rest[:end])
@@ -286,7 +294,13 @@ class LineScorer:
             raise CheckpointError(
                 f"{path} is of another model, or of this one with other weights; give another `state=`"
             )
-        for what, asked, saved in (("by", by, progress.by), ("last", last, progress.last)):
+        reads = _reads(net, weights)
+        for what, asked, saved in (
+            ("by", by, progress.by),
+            ("last", last, progress.last),
+            ("weights", weights, progress.weights),
+            ("memory", reads["memory"] if progress.memory is not None else None, progress.memory),
+        ):
             if asked not in (None, saved):
                 raise CheckpointError(f"{path} was made with `{what}={saved}`; ask for that, or give another `state=`")
         with tempfile.TemporaryDirectory(prefix="txl-score-") as folder:
@@ -296,10 +310,14 @@ class LineScorer:
                 reader = restore_reader(net, engine, lanes=1, memory=memory, weights=weights)
             except CheckpointError as error:
                 raise CheckpointError(str(error).replace(str(engine), str(path))) from None
-        scorer = cls(tokenizer, reader, model=model, by=progress.by, last=progress.last, name=name)
+        scorer = cls(tokenizer, reader, model=model, by=progress.by, last=progress.last, name=name, weights=weights)
         scorer.progress, scorer._recent = progress, Recent(progress.last, recent)
         scorer._rest += rest
         return scorer
+
+
+def _reads(net: AnyModel, weights: WeightKind) -> dict[str, Any]:
+    return {"weights": weights, "memory": None if net.config.recurrent else net.config.memory}
 
 
 def _progress(path: Path | str, text: str) -> Progress:

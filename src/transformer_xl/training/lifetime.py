@@ -1,18 +1,16 @@
 """The borders of a training process: one trainer to a run, and a stop that is asked for, not suffered."""
 
-import os
 import signal as signals
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from types import FrameType
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_config
-from transformer_xl.console import Advance, say
+from transformer_xl.console import Advance
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import open_plain
+from transformer_xl.locks import only_holder
 from transformer_xl.training.ranks import ALONE, Ranks
 
 LONGEST_OWNER = 20
@@ -21,7 +19,7 @@ LONGEST_OWNER = 20
 
 @contextmanager
 def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
-    """Rank 0 holds the run's lock. The system lets go of it when the process dies, however it dies."""
+    """Rank 0 holds the run's lock."""
     if not ranks.first:
         yield
         return
@@ -29,24 +27,13 @@ def only_trainer(run: RunFolder, *, ranks: Ranks = ALONE) -> Iterator[None]:
     run.path.mkdir(parents=True, exist_ok=True)
     run.refuse_links()
     refuse_strangers(run)
-    if find_spec("fcntl") is None:  # Windows
-        say(f"this system has no locks for files: see to it that nobody else trains {run.path} meanwhile")
-        yield
-        return
-    import fcntl
 
-    with open_plain(run.lock, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise CheckpointError(
-                f"{run.path} is being trained by process {owner}; wait for it, stop it, or choose another `run=`"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    def taken(owner: str) -> CheckpointError:
+        return CheckpointError(
+            f"{run.path} is being trained by process {owner}; wait for it, stop it, or choose another `run=`"
+        )
+
+    with only_holder(run.lock, what=str(run.path), taken=taken):
         yield
 
 
