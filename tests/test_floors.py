@@ -14,7 +14,19 @@ from transformer_xl.cli import COMMANDS, in_flags
 SOURCE = Path(transformer_xl.__file__).parent
 FLOORS = [
     {"errors"},
-    {"config", "presets", "files", "console", "pictures", "native", "tensor_files", "devices", "rows"},
+    {
+        "arguments",
+        "config",
+        "presets",
+        "files",
+        "locks",
+        "console",
+        "pictures",
+        "native",
+        "tensor_files",
+        "devices",
+        "rows",
+    },
     {"data", "model"},
     {"checkpoint"},
     {"interop", "inference"},
