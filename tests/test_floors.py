@@ -33,7 +33,7 @@ FLOORS = [
     {"evaluation", "decoding"},
     {"analysis", "training"},
     {"batching"},
-    {"serving", "studies", "benchmarks"},
+    {"serving", "studies", "benchmarks", "doctor"},
     {"library", "running", "fitting"},
     {"huggingface", "lm_eval"},
     {"cli"},

@@ -20,6 +20,8 @@ _sharing = threading.Lock()
 _cell = threading.local()
 """In a notebook, what this thread shows: the handle of its display, and a line for each bar within a bar."""
 _quiet = False
+_heard: list[str] | None = None
+"""Where lines go instead of to people, while somebody listens."""
 
 
 class Advance(Protocol):
@@ -29,7 +31,7 @@ class Advance(Protocol):
 @contextmanager
 def progress(title: str, *, total: float | None, unit: str = "") -> Iterator[Advance]:
     """Yields `advance(amount, note=...)`. `unit` "bytes" is shown as MB."""
-    if _quiet:
+    if _quiet or _heard is not None:
         yield lambda amount=1, *, note=None: None
     elif in_notebook():
         with _redrawn(title, total, unit) as advance:
@@ -53,9 +55,22 @@ def be_quiet() -> None:
     _quiet = True
 
 
+@contextmanager
+def hushed() -> Iterator[list[str]]:
+    """Within, nothing new is shown, and what would have been said is the list's: for whoever tells of it in words of its own."""
+    global _heard
+    before, _heard = _heard, []
+    try:
+        yield _heard
+    finally:
+        _heard = before
+
+
 def say(text: str) -> None:
     """A line for people that stays, above the bar where there is one."""
-    if _quiet:
+    if _heard is not None:
+        _heard.append(text)
+    if _quiet or _heard is not None:
         return
     with _sharing:
         console = _bars[-1].console if _bars else None

@@ -39,6 +39,7 @@ COMMANDS = {
     "import": "make a run of somebody else's checkpoint, safely",
     "export": "write a model for other software",
     "bench": "how fast, beside other implementations and the machine's limits",
+    "doctor": "whether everything computes what it should on this machine and its GPU",
     "study": "the tables of the paper: trains, evaluates, writes our figures beside its own",
 }
 
