@@ -35,7 +35,14 @@ PROCESSES = (
     *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py"),
 )
 THOROUGH = (
-    *("studies/*", "huggingface/*", "faults/*", "training/test_footprint.py", "analysis/test_recl_command.py"),
+    *(
+        "studies/*",
+        "doctor/*",
+        "huggingface/*",
+        "faults/*",
+        "training/test_footprint.py",
+        "analysis/test_recl_command.py",
+    ),
     "data/test_data_corpora.py",
 )
 ALONE = (

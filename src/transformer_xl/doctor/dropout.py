@@ -1,6 +1,7 @@
 """Whether dropout drops the same numbers on the way back as on the way there: at every place that has one."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +65,7 @@ def _of_attention(setting: Setting) -> list[str]:
         config = replace(config, memory=REMEMBERED, attention_dropout=RATE, neighbours=0)
         exact = drawn_model(config)
         for precision in precisions(setting.device):
-            model = drawn_model(config).train().to(setting.device, precision.weights)
+            model = deepcopy(exact).train().to(setting.device, precision.weights)
             with precision.on(setting.device):
                 by = backend_of("attention", config, like(model), training=True)
                 shown, found = (_drawn(model, by, unit_values=unit) for unit in (True, False))

@@ -6,6 +6,7 @@ The oracle is `model/reference.py` in float64 on the processor, which shares no 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -168,7 +169,7 @@ def formula(setting: Setting) -> Result:
         exact = drawn_model(config)
         for precision in precisions(setting.device):
             expected = attended(exact, reference_attend, rounded=precision.computes_in)
-            model = drawn_model(config).to(setting.device, precision.weights)
+            model = deepcopy(exact).to(setting.device, precision.weights)
             with precision.on(setting.device):
                 chosen = backend_of("attention", config, like(model), training=True)
                 found = {by: attended(model, by) for by in dict.fromkeys((chosen, BY_TORCH))}

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ from transformer_xl.model.reference import reference_attend
 READ, REMEMBERED = 80, 30
 SINGLE = 24
 """Read one at a time: so many that a CUDA graph is recorded, and used."""
-WRITTEN = 48
+WRITTEN, PRETENDED = 48, 12
+"""Tokens, on the device and on one that is not there."""
 WAIT_SECONDS = 30.0
 PROMPT = "def forward(self"
 
@@ -55,13 +57,13 @@ def engine(setting: Setting) -> Result:
     wrong: list[str] = []
     exactly = [way for way in precisions(setting.device) if way.autocast is None]
     for names, config in _layers(setting).items():
-        exact = drawn_model(config).eval()
+        exact, tokens_BT = drawn_model(config).eval(), drawn_tokens(LANES, READ)
         exact.attend = reference_attend
-        tokens_BT = drawn_tokens(LANES, READ)
         with torch.inference_mode():
             expected_BTD = exact(tokens_BT).hidden_BTD
+        exact.attend = None
         for precision in exactly:
-            model = drawn_model(config).eval().to(setting.device, precision.weights)
+            model = deepcopy(exact).to(setting.device, precision.weights)
             with precision.on(setting.device):
                 hidden_BTD = _read(model, tokens_BT.to(setting.device))
             _, share = worst(differences({"read": hidden_BTD}, {"read": expected_BTD}))
@@ -105,7 +107,7 @@ def one_device(setting: Setting) -> Result:
     tokens_BT, said = drawn_tokens(LANES, 40), Sampling(seed=3)
     with torch.inference_mode():
         expected_BT = make_reader(model, lanes=LANES).score(tokens_BT)
-    text = list(generate(model, tokens_BT[0].tolist(), tokens=WRITTEN, sampling=said))
+    text = list(generate(model, tokens_BT[0].tolist(), tokens=PRETENDED, sampling=said))
     with elsewhere(model) as seen:
         away_BT = tokens_BT.to(LABEL)
         reader = make_reader(model, lanes=LANES)
@@ -113,7 +115,7 @@ def one_device(setting: Setting) -> Result:
         reader.save(saved)
         reader = restore_reader(model, saved)
         parts.append(reader.score(away_BT[:, 21:]))
-        written = list(generate(model, tokens_BT[0].tolist(), tokens=WRITTEN, sampling=said))
+        written = list(generate(model, tokens_BT[0].tolist(), tokens=PRETENDED, sampling=said))
         found_BT = torch.cat(parts, dim=1).cpu()
     if seen.mixed:
         places = [f"{place} ({name})" for place, name in seen.mixed.items()]
