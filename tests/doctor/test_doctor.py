@@ -13,6 +13,7 @@ import torch
 from tile_cases import interpreter
 from transformer_xl import native
 from transformer_xl.cli import main
+from transformer_xl.console import progress, say
 from transformer_xl.doctor import examining
 from transformer_xl.doctor.examining import CHECKS, Report, examine, plain
 from transformer_xl.doctor.kernels import attended, formula, shapes
@@ -57,7 +58,7 @@ def test_two_real_processes_learn_what_one_learns(without_pictures):
 # --- defects, planted one at a time
 
 
-def failed(check: str, **planted) -> Result:
+def failed(check: str) -> Result:
     result = found_by(check)[check]
     assert result.status == "failed"
     assert result.remedy
@@ -169,8 +170,6 @@ def test_a_check_that_breaks_is_named_with_its_place_and_the_others_go_on(monkey
 
 def test_what_is_said_meanwhile_is_kept_for_the_report(monkeypatch, capsys):
     def talking(setting):
-        from transformer_xl.console import progress, say
-
         say("the kernels cannot be had")
         with progress("working", total=1) as advance:
             advance(1)
@@ -183,38 +182,43 @@ def test_what_is_said_meanwhile_is_kept_for_the_report(monkeypatch, capsys):
 
 
 @pytest.fixture
-def two_checks(monkeypatch):
+def few_checks(monkeypatch):
     sick = Result(status="failed", figure="2 wrong", sentence="it limps", remedy="rest", details={"off": float("inf")})
     some = {"paths": CHECKS["paths"], "formula": CHECKS["formula"], "waits": CHECKS["waits"], "sick": lambda _: sick}
 
+    def slow(setting):
+        for _ in range(2):
+            say("one token's step cannot be recorded")
+        return Result(status="ok", figure="right")
+
+    some["engine"] = slow
+
     def only(*names):
         monkeypatch.setattr(examining, "CHECKS", {name: some[name] for name in names})
-        examine.__kwdefaults__["checks"], before = names, examine.__kwdefaults__["checks"]
+        monkeypatch.setitem(examine.__kwdefaults__, "checks", names)
         monkeypatch.setitem(examine.__kwdefaults__, "presets", FEW)
-        return before
 
-    before = examine.__kwdefaults__["checks"]
-    yield only
-    examine.__kwdefaults__["checks"] = before
+    return only
 
 
-def test_the_table_ends_with_the_json(two_checks, capsys):
-    two_checks("paths", "formula", "waits")
+def test_the_table_ends_with_the_json(few_checks, capsys):
+    few_checks("paths", "formula", "waits", "engine")
     assert main(["doctor", "--device", "cpu"]) == 0
     shown, told = capsys.readouterr()
     *table, last = shown.splitlines()
     assert json.loads(last)["ok"] is True
-    assert [result["name"] for result in json.loads(last)["results"]] == ["paths", "formula", "waits"]
+    assert [result["name"] for result in json.loads(last)["results"]] == ["paths", "formula", "waits", "engine"]
     lines = {line.split()[0]: line for line in table if line}
     assert "native" in lines["bytes"]
     assert "a recurrent model has no attention" in lines["tiny-lstm"]
     assert "ok" in lines["formula"].split()
     assert "waits: torch counts waits for CUDA alone" in shown
+    assert shown.count("\nengine said: one token's step cannot be recorded\n") == 1
     assert "computing on cpu" in told
 
 
-def test_a_failure_is_exit_code_1_and_says_what_to_do(two_checks, capsys):
-    two_checks("sick", "paths")
+def test_a_failure_is_exit_code_1_and_says_what_to_do(few_checks, capsys):
+    few_checks("sick", "paths")
     assert main(["doctor", "--device", "cpu"]) == 1
     shown = capsys.readouterr().out
     assert "sick: it limps. What to do: rest." in shown

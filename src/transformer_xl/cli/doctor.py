@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformer_xl.doctor.examining import Report
 
 MARKS = {"ok": "ok", "failed": "FAILED", "skipped": "-"}
+TELLING = ("paths", "engine")
+"""Checks in which something right but slow is said in passing: kernels that cannot be had, a step that cannot be recorded."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,7 @@ def print_report(report: "Report") -> None:
     for result in report.results:
         if result.status != "ok":
             print(f"{result.name}: {result.sentence}.{f' What to do: {result.remedy}.' if result.remedy else ''}")
-        for line in result.said if result.status == "failed" else ():
+        for line in result.said if result.status == "failed" or result.name in TELLING else ():
             print(f"{result.name} said: {line}")
     counts = {status: sum(result.status == status for result in report.results) for status in MARKS}
     print(

@@ -136,7 +136,7 @@ def checked(name: str, setting: Setting) -> Result:
                 remedy=ISSUE,
                 details={"traceback": traceback.format_exc().splitlines()[-30:]},
             )
-    return replace(result, name=name, said=tuple(said), seconds=round(time.monotonic() - began_at, 2))
+    return replace(result, name=name, said=tuple(dict.fromkeys(said)), seconds=round(time.monotonic() - began_at, 2))
 
 
 def place_of(error: Exception) -> str:

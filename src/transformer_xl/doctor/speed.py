@@ -183,7 +183,11 @@ def stated_peak(device: torch.device) -> float | None:
 
 
 def estimated(run: RunConfig, device: torch.device) -> int:
-    by = backend_of("attention", run.model, torch.empty(0, device=device), training=True)  # type: ignore[arg-type]
+    """By the attention that it is trained with."""
+    assert isinstance(run.model, ModelConfig)
+    half = run.training.precision == "bfloat16" and device.type == "cuda"
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+        by = backend_of("attention", run.model, torch.empty(0, device=device), training=True)
     return footprint_of(run, by=by).total
 
 
