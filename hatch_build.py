@@ -2,8 +2,8 @@
 
 Without TXL_WHEEL a wheel is plain Python for every system, and its kernels are built on first use where there is a compiler. With it, a library is built
 for each set of instructions of that machine (src/transformer_xl/native/recipe.py), and the wheel's tag is the oldest glibc that all of them run on, as
-their own tables of symbols tell it: an older machine builds a wheel for older ones. CXX names another compiler than c++, or than the cross compiler's
-usual name where the machine is another.
+their own tables of symbols tell it: an older machine builds a wheel for older ones. CXX names another compiler than c++; for another machine it is the
+cross compiler by its usual name.
 """
 
 import os
@@ -45,8 +45,8 @@ class KernelsHook(BuildHookInterface[Any]):
 
 def build(native: Path, recipe: dict[str, Any], machine: str, march: str, folder: Path) -> Path:
     """The library for one set of instructions."""
-    usual = "c++" if machine == platform.machine() else f"{machine}-linux-gnu-g++"
-    compiler = shlex.split(os.environ.get("CXX") or usual)
+    own = machine == platform.machine()
+    compiler = shlex.split(os.environ.get("CXX") or "c++") if own else [f"{machine}-linux-gnu-g++"]
     sources = recipe["sources"](native)
     objects = [folder / f"{march}-{source.stem}.o" for source in sources]
     common = [*compiler, *recipe["FLAGS"], f"-march={march}", "-c"]

@@ -166,11 +166,12 @@ def computed(python, to: Path, *words, **environment) -> dict[str, torch.Tensor]
     return load_file(to)
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+def assert_close(found: torch.Tensor, expected: torch.Tensor, name: str, *, single: float) -> None:
+    """`single`: how far single precision may be off, of models whose large weights multiply a rounding; double precision, by the same code, is what tells."""
     if not expected.is_floating_point():
         assert torch.equal(found, expected), name
         return
-    far = 1e-10 if expected.dtype is torch.float64 else 1e-3
+    far = 1e-10 if expected.dtype is torch.float64 else single
     torch.testing.assert_close(found, expected, rtol=far, atol=far, equal_nan=True, msg=lambda said: f"{name}: {said}")
 
 
@@ -203,14 +204,14 @@ def test_a_wheels_kernels_compute_what_built_ones_do(tmp_path):
         assert result.numpy().tobytes() == same[name].numpy().tobytes(), name
     native = computed(sys.executable, tmp_path / "native", PYTHONPATH=str(ROOT / "src"))
     for name, result in shipped.items():
-        assert_close(result, native[name], name)
+        assert_close(result, native[name], name, single=1e-5)
     for march in recipe.SETS[machine]:
         if set(recipe.SETS[machine][march]) <= features:
             other = computed(
                 python, tmp_path / march, "--library", site / "transformer_xl" / "native" / name_of(site, march)
             )
             for name, result in shipped.items():
-                assert_close(other[name], result, f"{march}: {name}")
+                assert_close(other[name], result, f"{march}: {name}", single=5e-2)
 
 
 def name_of(site: Path, march: str) -> str:
@@ -262,7 +263,7 @@ def test_the_kernels_for_aarch64_compute_the_same_numbers(tmp_path):
     for name in sorted(expected):
         tensor = expected[name]
         found = torch.frombuffer(data, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape)
-        assert_close(found, tensor, name)
+        assert_close(found, tensor, name, single=1e-3)  # each call by itself
         equal += torch.equal(found, tensor)
         at += tensor.nbytes
     assert at == len(data)
