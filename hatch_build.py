@@ -56,7 +56,7 @@ def build(native: Path, recipe: dict[str, Any], machine: str, march: str, folder
                 lambda pair: run([*common, str(pair[0]), "-o", str(pair[1])]), zip(sources, objects, strict=True)
             )
         )
-    path = folder / recipe["shipped_name"](native, march)
+    path: Path = folder / recipe["shipped_name"](native, march)
     # Without -fopenmp: it names no OpenMP library of its own, and takes the one that torch has loaded, whatever its file is called.
     run([*compiler, "-shared", "-s", *map(str, objects), "-o", str(path)])
     path.write_bytes(recipe["with_checksum"](path.read_bytes()))
