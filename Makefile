@@ -2,11 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# What was installed: the package with pictures, for the demo; the same with all extras and the tools of the tests.
+SHOWN = $(VENV)/.installed-demo
 READY = $(VENV)/.installed
 
-.PHONY: demo quick test test-faults test-soak test-sanitizers check site clean chromium
+.PHONY: demo quick test test-faults test-soak test-sanitizers check site wheel clean chromium
 
-demo: $(READY)
+demo: $(SHOWN)
 	$(BIN)/txl demo
 
 # Compiled Python is kept, whatever the environment says: the tests start several hundred processes, and each would compile everything anew.
@@ -42,13 +44,22 @@ test-sanitizers: $(READY)
 	$(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED)
 
 check: $(READY)
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests hatch_build.py
+	$(BIN)/ruff check src tests hatch_build.py
 	$(BIN)/mypy
 
 # The pages of docs/ as a site: dist/site/index.html.
 site: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# dist/: a wheel for every system, whose kernels are built on first use, and one with built kernels for each machine that there is a compiler for.
+WHEEL = $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+wheel: $(READY)
+	$(WHEEL)
+	for machine in x86_64 aarch64; do \
+		if [ $$machine = "$$(uname -m)" ] || command -v $$machine-linux-gnu-g++ > /dev/null; then TXL_WHEEL=$$machine $(WHEEL) || exit 1; \
+		else echo "No wheel for $$machine: there is no compiler $$machine-linux-gnu-g++ (Debian: g++-$$machine-linux-gnu)."; fi; done
+	ls -l dist
 
 # The page's tests drive Debian's Chromium; where it is absent and cannot be installed they are skipped, and the build goes on.
 CHROMIUM = DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y --no-install-recommends chromium
@@ -59,11 +70,21 @@ chromium:
 	else echo "There is no chromium here and none can be installed (that needs root on Debian): the tests of the page are skipped."; fi
 
 # pip, not uv: it finds a CPU build of torch wherever pip is configured to look.
+INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt -e
+define ENVIRONMENT
+$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+$(PYTHON) -m venv $(VENV)
+endef
+$(SHOWN): pyproject.toml constraints.txt
+	$(ENVIRONMENT)
+	$(INSTALL) '.[viz]'
+	touch $(SHOWN)
+
+# Has what the demo needs, too.
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $(READY)
+	$(ENVIRONMENT)
+	$(INSTALL) '.[dev]'
+	touch $(SHOWN) $(READY)
 
 clean:
 	rm -rf $(VENV) dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,6 +32,9 @@ def test_a_wheel_installs_into_another_environment_and_works_there(tmp_path):
         cwd=tmp_path,
     )
     wheel = next(tmp_path.glob("*.whl"))
+    assert wheel.name.endswith(
+        "-py3-none-any.whl"
+    )  # for every system; those with built kernels: tests/native/test_shipped.py
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     run(python, "-m", "pip", "install", "--no-deps", wheel, cwd=tmp_path)
@@ -40,5 +43,6 @@ def test_a_wheel_installs_into_another_environment_and_works_there(tmp_path):
     (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     where = run(python, "-c", "import transformer_xl; print(transformer_xl.__file__)", cwd=tmp_path)
     assert where.startswith(str(site))
+    assert (site / "transformer_xl" / "py.typed").exists()
     presets = json.loads(run(tmp_path / "env" / "bin" / "txl", "presets", "--json", cwd=tmp_path))
     assert presets[0]["parameters"] == 41_055_436

@@ -1,12 +1,12 @@
-"""Builds the C++ of this folder on this machine, once, and loads it.
+"""Loads the kernels: the library that a wheel brought for this processor, or one that is built here, once, from the C++ of this folder.
 
-Built by the C++ compiler that PyTorch itself would use, for exactly this processor, in seconds; kept in the user's cache folder under a name that
-holds everything it depends on, with its own checksum behind it: a damaged one is built again. A library is code that runs as us, so it is taken only
-from a folder that nobody else can write to. It shares torch's OpenMP threads.
+A wheel's library lies beside this file, under a name that holds its sources: where they were changed, and where there is none, one is built by the C++
+compiler that PyTorch itself would use, for exactly this processor, in seconds. It is kept in the user's cache folder under a name that holds everything
+it depends on. Both have their own checksum behind them: a damaged one is built again. A library is code that runs as us, so a built one is taken only
+from a folder that nobody else can write to; who can write beside this file could change this file. It shares torch's OpenMP threads.
 """
 
 import ctypes
-import hashlib
 import os
 import platform
 import shlex
@@ -20,9 +20,10 @@ from functools import cache
 from pathlib import Path
 
 from transformer_xl.console import say
+from transformer_xl.native import recipe
 
 FOLDER = Path(__file__).parent
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
+FLAGS = (*recipe.FLAGS, "-march=native", "-shared")
 SANITIZER = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
 BUILD_SECONDS, VERSION_SECONDS = 600, 10
 COST = "everything is computed by torch instead: the same numbers, generation about three times slower"
@@ -44,12 +45,11 @@ def library() -> ctypes.CDLL | None:
 
 def _library() -> ctypes.CDLL:
     if sys.platform != "linux":
-        raise NoKernels(f"they are built on Linux only, and this is {sys.platform}")
-    compiler = _compiler()
-    sources = sorted(FOLDER.glob("*.cpp"))
-    texts = (path.read_text(encoding="utf-8") for path in (*sources, *sorted(FOLDER.glob("*.h"))))
-    recipe = "\n".join((*texts, *compiler, *_flags(), _version(compiler), _processor()))
-    name = f"kernels-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+        raise NoKernels(f"they are for Linux only, and this is {sys.platform}")
+    if not os.environ.get("TXL_SANITIZE") and (shipped := _shipped()) is not None:
+        return shipped
+    compiler, sources = _compiler(), recipe.sources(FOLDER)
+    name = f"kernels-{recipe.fingerprint(FOLDER, *compiler, *_flags(), _version(compiler), _processor())}.so"
     failure: OSError | None = None
     for folder in _private_folders():
         try:
@@ -59,6 +59,22 @@ def _library() -> ctypes.CDLL:
         except OSError as error:  # read-only, full, or nothing may be run from there: the next place may do
             failure = error
     raise NoKernels(str(failure))
+
+
+def _shipped() -> ctypes.CDLL | None:
+    """What a wheel brought for this processor, where it did."""
+    features = {word for line in _processor().splitlines() for word in line.partition(":")[2].split()}
+    march = recipe.best_set(platform.machine(), features)
+    path = FOLDER / recipe.shipped_name(FOLDER, march) if march else None
+    if path is None or not path.exists():
+        return None
+    try:
+        if not recipe.is_whole(path.read_bytes()):
+            raise OSError("the file is damaged")
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        say(f"{path.name}, which came with the package, cannot be used ({error}); install the package again")
+        return None
 
 
 def _compiler() -> list[str]:
@@ -125,7 +141,7 @@ def _ours(found: os.stat_result) -> bool:
 
 
 def _sound(path: Path) -> bool:
-    """A library of ours that is whole: a cut one could be mapped, and end the process when it is touched."""
+    """A library of ours that is whole."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -134,9 +150,7 @@ def _sound(path: Path) -> bool:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or not _ours(found):
             return False
-        data = file.read()
-    size = hashlib.sha256().digest_size
-    return len(data) > size and hashlib.sha256(data[:-size]).digest() == data[-size:]
+        return recipe.is_whole(file.read())
 
 
 def _build(compiler: list[str], sources: list[Path], path: Path) -> None:
@@ -147,10 +161,7 @@ def _build(compiler: list[str], sources: list[Path], path: Path) -> None:
         subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=BUILD_SECONDS
         )
-        data = made.read_bytes()
-        made.write_bytes(
-            data + hashlib.sha256(data).digest()
-        )  # a loader reads what the headers name, and nothing behind it
+        made.write_bytes(recipe.with_checksum(made.read_bytes()))
         made.chmod(0o700)
         made.replace(path)
 

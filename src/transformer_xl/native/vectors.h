@@ -5,6 +5,8 @@
 #include <omp.h>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include <algorithm>
@@ -22,8 +24,10 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int BYTES = 64;
-#else
+#elif defined(__AVX__)
 constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
 #endif
 
 using i64 = int64_t;
@@ -97,6 +101,8 @@ inline V<float> fused(V<float> a, V<float> b, V<float> c) {
   return (V<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (V<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (V<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -107,6 +113,8 @@ inline V<double> fused(V<double> a, V<double> b, V<double> c) {
   return (V<double>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
 #elif defined(__FMA__)
   return (V<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__aarch64__)
+  return (V<double>)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 #else
   return a * b + c;
 #endif
