@@ -30,6 +30,8 @@ PROCESSES = (
         "native/test_tiles.py",
         "native/test_compiled_tiles.py",
         "training/test_ranks.py",
+        "training/test_rank_work.py",
+        "training/test_shards.py",
         "training/test_large_presets.py",
     ),
     *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py"),
@@ -51,7 +53,14 @@ ALONE = (
 )
 """By file below this folder; what is marked where it stands, is marked there."""
 LONGEST_FIRST = (
-    *("test_docs.py", "training/test_ranks.py", "faults/test_mutated_checkpoints.py", "benchmarks/*"),
+    *(
+        "test_docs.py",
+        "training/test_ranks.py",
+        "training/test_rank_work.py",
+        "training/test_shards.py",
+        "faults/test_mutated_checkpoints.py",
+        "benchmarks/*",
+    ),
     *("faults/test_killed_*", "data/test_data_corpora.py", "interop/test_exports.py", "huggingface/*", "faults/*"),
     *("studies/*", "training/*", "test_cli.py", "test_package.py", "interop/*", "data/*", "serving/*"),
 )

@@ -13,6 +13,7 @@ from small_run import SMALL
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import RunConfig
 from transformer_xl.data.store import Store
+from transformer_xl.files import TEMPORARY
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -60,7 +61,7 @@ def final_bytes(folder: Path) -> list[bytes]:
 def wait_for(found, process: subprocess.Popen, said: Path) -> None:
     while not found():
         assert process.poll() is None, said.read_text()
-        time.sleep(0.01)
+        time.sleep(0.002)
 
 
 def children_of(process: subprocess.Popen) -> set[int]:
@@ -68,7 +69,8 @@ def children_of(process: subprocess.Popen) -> set[int]:
 
 
 def train_with_killed_ranks(store: Store, folder: Path, *, ranks: list[int]) -> list[int]:
-    """RANDOM on two ranks of which these die by SIGKILL, one after the other, each once a checkpoint was written; the steps that it went on from."""
+    """RANDOM on two ranks of which these die by SIGKILL, one after the other, each while a checkpoint is being written beside training, once one was written;
+    the steps that it went on from."""
     run, said = RunFolder(folder), folder.parent / f"{folder.name}.said"
     launcher = [*TORCHRUN, "--max-restarts", str(len(ranks) + 1), "-m", "--"]
 
@@ -89,6 +91,7 @@ def train_with_killed_ranks(store: Store, folder: Path, *, ranks: list[int]) -> 
             wait_for(lambda number=number: len(resumes()) == number, process, said)
             from_step = max(run.steps(), default=0)
             wait_for(lambda from_step=from_step: max(run.steps(), default=0) > from_step, process, said)
+            wait_for(lambda: any(run.checkpoints.glob(f"{TEMPORARY}*")), process, said)
             first = int(run.lock.read_text())  # rank 0, who holds the lock
             (second,) = children_of(process) - {first}
             os.kill(second if rank else first, signal.SIGKILL)

@@ -37,6 +37,18 @@ def choose_precision(device: "torch.device") -> Literal["float32", "bfloat16"]:
     return "bfloat16" if fast else "float32"
 
 
+def free_bytes(device: "torch.device") -> int:
+    """What of a device's memory nobody has taken, or only torch has and would use again. 0 for a device that does not tell."""
+    import torch
+
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    if device.type == "mps":
+        return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    return 0
+
+
 def computing_on(device: "torch.device") -> str:
     """A line for people."""
     import torch

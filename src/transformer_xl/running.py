@@ -31,8 +31,8 @@ from transformer_xl.rows import Rows
 from transformer_xl.training import loop
 from transformer_xl.training.card import plot_curve, value_of
 from transformer_xl.training.clock import steps_in
-from transformer_xl.training.loop import OnStep
 from transformer_xl.training.recording import read_metrics
+from transformer_xl.training.reporting import OnStep
 
 PRESET_FOR = {"byte": "bytes", "char": "bytes", "bpe": "text"}
 """By kind of tokens; all others are words."""
@@ -101,7 +101,7 @@ def train(
     """Trains for so many `minutes`, `epochs` or `steps`, or for as long as the preset says, and returns the run; called again, it goes on where it stopped.
 
     `preset`: a name (`txl presets` lists them) or a whole configuration; chosen by the store's tokens where none is given. `model` and `training` change single
-    fields of it, by name. Everything lands in the folder `run`, or runs/NAME of the store. `on_step` is told of every step (`training.loop.Step`) and can stop
+    fields of it, by name. Everything lands in the folder `run`, or runs/NAME of the store. `on_step` is told of every step (`training.reporting.Step`) and can stop
     it with `now.stop()`; in the main thread, so do Ctrl-C and a notebook's interrupt."""
     opened = store if isinstance(store, Store) else open_store(store)
     folder = Path("runs") / opened.folder.resolve().name if run is None else Path(run)

@@ -11,7 +11,7 @@ import torch
 from small_run import SMALL
 from transformer_xl.checkpoint import RunFolder, load_checkpoint
 from transformer_xl.training import loop, train
-from transformer_xl.training.loop import TrainingStopped
+from transformer_xl.training.reporting import TrainingStopped
 
 STEPS = 50
 CONFIG = replace(

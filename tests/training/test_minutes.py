@@ -19,7 +19,7 @@ from transformer_xl.cli import main
 from transformer_xl.config import TrainingConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.presets import PRESETS
-from transformer_xl.training import clock, loop, train
+from transformer_xl.training import clock, loop, reporting, train
 from transformer_xl.training.clock import seconds_of_a_step, steps_in
 from transformer_xl.training.optimisation import learning_rate
 from transformer_xl.training.recording import read_metrics
@@ -40,10 +40,11 @@ class Machine:
 
     def __init__(self, monkeypatch, seconds):
         self.time, self.taken = 0.0, 0
-        monkeypatch.setattr(clock, "now", lambda: self.time)
-        monkeypatch.setattr(loop, "now", lambda: self.time)
-        evaluate = clock.evaluate
-        monkeypatch.setattr(clock, "evaluate", lambda *what, **how: replace(evaluate(*what, **how), seconds=2**-10))
+        for place in (clock, loop, reporting):
+            monkeypatch.setattr(place, "now", lambda: self.time)
+        evaluate = clock.evaluate_together
+        timed = lambda *what, **how: replace(evaluate(*what, **how), seconds=2**-10)  # noqa: E731
+        monkeypatch.setattr(clock, "evaluate_together", timed)
         for place in (clock, loop):
             monkeypatch.setattr(place, "take_step", self.slowly(place.take_step, seconds, counts=place is loop))
 

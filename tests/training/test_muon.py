@@ -132,7 +132,7 @@ def test_a_sparse_gradient_of_the_rows_that_were_read_moves_them_as_a_dense_one_
                 tokens = torch.randint(shape.vocabulary, (3, 9))
                 model(tokens[:, :-1], targets_BT=tokens[:, 1:]).loss_BT.sum().backward()
             assert model.ngrams.tables_GRE.grad.is_sparse == sparse
-            norms.append(gradient_norm(model, clip=0.5))
+            norms.append(float(gradient_norm(model, clip=0.5)))
             optimiser.step()
         found.append((norms, model.state_dict()))
     (norms, weights), (sparse_norms, sparse_weights) = found

@@ -251,17 +251,17 @@ def test_several_ranks_are_asked_for_by_torchrun(byte_store, capsys):
     assert "start them with: torchrun --nproc-per-node N" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("elsewhere", [(math.nan, 0.0), (1.0, 1.0)])
-def test_what_is_not_finite_on_another_rank_is_skipped_here_too(elsewhere, byte_store):
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_not_finite_on_another_rank_is_skipped_here_too(late, byte_store):
     class TwoRanks(Ranks):
-        def total(self, *values):
-            return [mine + other for mine, other in zip(values, elsewhere, strict=True)]
+        def carried(self, wrapped, numbers):
+            return numbers + math.nan
 
     session = Session.fresh(SMALL, store=byte_store, device=torch.device("cpu"))
-    session.ranks = TwoRanks()
+    session.ranks, session.late = TwoRanks(), late
     before = torch.nn.utils.parameters_to_vector(session.model.parameters()).clone()
     assert not take_step(session, session.lanes.next()).taken
-    assert session.memories == [None]
+    assert session.memories == [None] or not any(layer.any() for layer in session.memories[0].layers)
     assert torch.equal(before, torch.nn.utils.parameters_to_vector(session.model.parameters()))
 
 

@@ -16,9 +16,9 @@ from transformer_xl.checkpoint import RunFolder, load_checkpoint
 from transformer_xl.config import TrainingConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.training import loop, train
-from transformer_xl.training.loop import TrainingStopped
 from transformer_xl.training.optimisation import Average, learning_rate
 from transformer_xl.training.recording import read_metrics
+from transformer_xl.training.reporting import TrainingStopped
 from transformer_xl.training.session import Session
 from transformer_xl.training.step import forgetting_documents, take_step
 

@@ -10,6 +10,8 @@
       training.json         counters, lane positions, schedule          }
       checksums.json        of all the above
 
+With `training.shards` the two safetensors are in pieces, one of each rank (`shards`).
+
 A checkpoint appears whole or not at all (`files.atomic_folder`), and is read only when every checksum is right.
 """
 
@@ -29,6 +31,7 @@ from torch import Tensor
 
 from transformer_xl.checkpoint.adapter_file import Adapter, merge_adapter, write_adapter
 from transformer_xl.checkpoint.run_folder import ADAPTER_FILE, RunFolder
+from transformer_xl.checkpoint.shards import AnyTensor, Shards, reading_whole_or_shards, whole_tensors
 from transformer_xl.checkpoint.training_state import Counters, TrainingState
 from transformer_xl.config import RunConfig
 from transformer_xl.config.fields import read
@@ -36,7 +39,7 @@ from transformer_xl.data.text.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
 from transformer_xl.files import atomic_folder, digest, put_back, strange_file, write_json
 from transformer_xl.model import AnyModel, build_shapes
-from transformer_xl.tensor_files import FLOATING, TensorFile, kinds_of, reading, word_for
+from transformer_xl.tensor_files import FLOATING, TensorFile, kinds_of, word_for
 
 CHECKSUMS = "checksums.json"
 WEIGHTS = "a file of weights"
@@ -82,20 +85,35 @@ def write_checkpoint(
     adapter: Adapter | None = None,
 ) -> None:
     with atomic_folder(folder) as temporary:
-        write_json(temporary / "config.json", asdict(config))
-        write_json(temporary / "about.json", asdict(about))
         plain = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
         save_tensors(plain, temporary / "model.safetensors")
-        (temporary / "tokenizer").mkdir()
-        tokenizer.save(temporary / "tokenizer")
         if adapter is not None:
             write_adapter(temporary / ADAPTER_FILE, adapter)
         if training is not None:
             save_tensors(training.tensors, temporary / "training.safetensors")
-            write_json(temporary / "training.json", training.counters.to_json())
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        checksums = {path.relative_to(temporary).as_posix(): digest(path) for path in files}
-        (temporary / CHECKSUMS).write_text(_canonical(checksums), encoding="utf-8")
+        counters = None if training is None else training.counters
+        write_facts(temporary, config=config, about=about, tokenizer=tokenizer, counters=counters)
+        write_checksums(temporary)
+
+
+def write_facts(
+    folder: Path, *, config: RunConfig, about: About, tokenizer: Tokenizer, counters: Counters | None
+) -> None:
+    """All of a checkpoint but its tensors."""
+    write_json(folder / "config.json", asdict(config))
+    write_json(folder / "about.json", asdict(about))
+    (folder / "tokenizer").mkdir()
+    tokenizer.save(folder / "tokenizer")
+    if counters is not None:
+        write_json(folder / "training.json", counters.to_json())
+
+
+def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """`known`: of files whose checksum somebody else has found."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in files}
+    checksums = {name: (known or {}).get(name) or digest(path) for name, path in names.items()}
+    (folder / CHECKSUMS).write_text(_canonical(checksums), encoding="utf-8")
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str] | None = None) -> None:
@@ -195,30 +213,30 @@ def _read_as(kind: type[T], path: Path) -> T:
 
 def load_model(path: Path, *, config: RunConfig) -> AnyModel:
     """The model of `config` with the weights of a file, which must hold exactly its tensors, in its shapes and all of one floating type."""
-    with reading(path, what=WEIGHTS) as file:
-        _check_counts(path, list(file.kinds), config)
+    with reading_whole_or_shards(path, what=WEIGHTS) as file:
+        _check_counts(file.path, list(file.kinds), config)
         _check_size(file, config)
         try:
             model = build_shapes(config.model)
         except ConfigError as error:
-            raise CheckpointError(f"{path}: config.json, {error}") from None
-        weights = _weights(file, model, dtype=_floating(file))
+            raise CheckpointError(f"{file.path}: config.json, {error}") from None
+        weights = whole_tensors(_weights(file, model, dtype=_floating(file)))
     model.load_state_dict(weights, assign=True)
     return model
 
 
-def read_weights(path: Path, *, model: AnyModel) -> dict[str, Tensor]:
-    """For a model that is there already, and of its own type."""
-    with reading(path, what=WEIGHTS) as file:
+def read_weights(path: Path, *, model: AnyModel) -> dict[str, AnyTensor]:
+    """For a model that is there already, and of its own type. Pieces, where they are in shards."""
+    with reading_whole_or_shards(path, what=WEIGHTS) as file:
         return _weights(file, model, dtype=model.vocabulary.bias_V.dtype)
 
 
-def _weights(file: TensorFile, model: AnyModel, *, dtype: torch.dtype) -> dict[str, Tensor]:
+def _weights(file: TensorFile | Shards, model: AnyModel, *, dtype: torch.dtype) -> dict[str, AnyTensor]:
     file.check(kinds_of(model.state_dict(), dtype=dtype), asker="config.json")
-    return file.tensors()
+    return {**file.tensors()}
 
 
-def _floating(file: TensorFile) -> torch.dtype:
+def _floating(file: TensorFile | Shards) -> torch.dtype:
     """What the first weight is; all others must be the same."""
     name = min(file.kinds)
     dtype = file.kinds[name].dtype
@@ -240,7 +258,7 @@ def _check_counts(path: Path, names: list[str], config: RunConfig) -> None:
 SHAPING = ("n_layer", "d_model", "n_head", "d_head", "d_inner", "d_hidden")
 
 
-def _check_size(file: TensorFile, config: RunConfig) -> None:
+def _check_size(file: TensorFile | Shards, config: RunConfig) -> None:
     """Also before building: thousands of layers are named in a small file, but not filled."""
     model = config.model
     least = model.n_layer * model.numbers_of_a_layer
@@ -256,7 +274,7 @@ def read_training_state(folder: Path) -> TrainingState:
     path = folder / "training.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} has weights but no training state; it can be used, but not resumed")
-    with reading(folder / "training.safetensors", what="a training state") as file:
+    with reading_whole_or_shards(folder / "training.safetensors", what="a training state") as file:
         tensors, values = file.tensors(), _read_json(path)
     if (told := read_about(folder / "about.json").step) != values.get("step"):
         step = values.get("step")

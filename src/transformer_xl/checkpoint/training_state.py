@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from transformer_xl.config.fields import LARGEST_SIZE, read
 from transformer_xl.errors import CheckpointError, TransformerXLError, shown
@@ -127,7 +126,8 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Any]
+    """By name; pieces of them, where they come from shards (`shards.Pieces`)."""
     counters: Counters
 
 

@@ -86,6 +86,8 @@ class TrainingConfig:
     """Steps between checkpoints. 0: by `save_minutes` alone, and at the end."""
     save_minutes: float = 5.0
     """And so many minutes after the last one. 0: by `save_every` alone, and at the end."""
+    shards: bool = False
+    """With fsdp on a file system that all ranks share: each writes its own rows of the checkpoint, so that no host need hold it whole. false: one file."""
     log_every: int = 50
     """Steps that one line of metrics.jsonl stands for."""
 

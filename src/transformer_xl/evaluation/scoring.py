@@ -17,6 +17,7 @@ from transformer_xl.console import Advance
 from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, PaperEvaluation
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
+from transformer_xl.devices import free_bytes
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
 from transformer_xl.inference import make_reader
 from transformer_xl.inference.cache import kept_bytes
@@ -32,7 +33,9 @@ MOST_LANES = 16
 WARM_UP_SHARE = 0.1
 """Lanes are added only as long as warming them up costs no more than this share of the tokens."""
 KEPT_BYTES = 1 << 30
-"""And only as long as their kept keys and values take no more than this."""
+"""And, on a processor, only as long as their kept keys and values take no more than this."""
+MOST_DEVICE_LANES, FREE_SHARE = 256, 0.5
+"""On a device, which is faster the more it is given: as long as all they need takes no more than this share of what is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +81,33 @@ def warm_up_tokens(model: ModelConfig | RecurrentConfig, *, segment: int) -> int
     return model.n_layer * math.ceil(model.memory / segment) * segment
 
 
-def lanes_for(model: ModelConfig | RecurrentConfig, *, tokens: int, segment: int) -> int:
-    """As many as fit without wasting time on warming up, or memory on what is kept; the figure does not depend on it."""
+def lanes_for(
+    model: ModelConfig | RecurrentConfig,
+    *,
+    tokens: int,
+    segment: int,
+    device: torch.device | None = None,
+    ranks: int = 1,
+) -> int:
+    """As many as fit without wasting time on warming up, or memory on what is kept; the figure does not depend on it. Of several `ranks` each has as many,
+    and at least one: a rank that warms up is faster than one that waits."""
     if model.recurrent:  # a state never forgets how it started
         return 1
     warm_up = warm_up_tokens(model, segment=segment)
     in_time = WARM_UP_SHARE * tokens / warm_up if warm_up else tokens / segment
-    in_memory = KEPT_BYTES / kept_bytes(model, lanes=1)
-    return max(1, min(MOST_LANES, int(in_time), int(in_memory)))
+    if device is None or device.type == "cpu":
+        in_memory, most = KEPT_BYTES / kept_bytes(model, lanes=1), MOST_LANES
+    else:
+        in_memory, most = FREE_SHARE * free_bytes(device) / _bytes_of_a_lane(model, segment=segment), MOST_DEVICE_LANES
+    own = max(1, min(most, int(in_time) // ranks, int(in_memory)))
+    return own * min(ranks, max(1, -(-tokens // segment)))
+
+
+def _bytes_of_a_lane(model: ModelConfig | RecurrentConfig, *, segment: int) -> int:
+    """What it keeps, and what one segment of it needs at a time: a layer, the head's logits three times over, attention to all it sees."""
+    heads = getattr(model, "n_head", 1) * (model.memory + segment)
+    widths = 8 * model.d_model + getattr(model, "d_inner", model.d_model) + heads
+    return kept_bytes(model, lanes=1) + segment * (widths + 3 * (model.cluster_edges[1] + model.clusters)) * 4
 
 
 Losses = NDArray[np.float32]
@@ -130,8 +152,9 @@ def make_rule(
     lanes: int | None = None,
     score_boundaries: bool = False,
     weights: WeightKind = "exact",
+    ranks: int = 1,
 ) -> Rule:
-    """The rule these lengths make for this model; the number of lanes is chosen where none is asked for."""
+    """The rule these lengths make for this model; the number of lanes is chosen where none is asked for, for so many `ranks` that share them."""
     if lanes is not None and not 1 <= lanes <= max(1, tokens):
         raise ConfigError(
             f"lanes: {shown(lanes)} for {tokens:,} tokens; take at least 1, and at most as many as tokens"
@@ -139,7 +162,9 @@ def make_rule(
     if lanes is None:
         asked = {name: getattr(lengths, name) for name in ("memory", "clamp_len", "same_length")}
         config = model.config.with_lengths(**asked)
-        lanes = PAPER_LANES if name == "paper" else lanes_for(config, tokens=tokens, segment=lengths.segment)
+        where = {"device": model.vocabulary.bias_V.device, "ranks": ranks}
+        chosen = lanes_for(config, tokens=tokens, segment=lengths.segment, **where)  # type: ignore[arg-type]
+        lanes = PAPER_LANES if name == "paper" else chosen
     if model.config.recurrent and name == "exact" and lanes > 1:
         raise ConfigError(
             f"lanes: {lanes}, where a recurrent state never forgets and the exact figure needs one; take 1, or the rule paper"
@@ -161,25 +186,37 @@ def make_rule(
     return Rule(name=name, recurrent=model.config.recurrent, **same, **asked)
 
 
-def score_split(model: AnyModel, split: Split, *, rule: Rule, advance: Advance | None = None) -> Losses:
-    """Each token's loss in nats at its place in the split; NaN where the rule scores none (the first token, a dropped remainder)."""
+def score_split(
+    model: AnyModel, split: Split, *, rule: Rule, advance: Advance | None = None, own: range | None = None
+) -> Losses:
+    """Each token's loss in nats at its place in the split; NaN where the rule scores none (the first token, a dropped remainder). `own`: of an exact rule's
+    lanes, those that are read here; NaN at the places of the others."""
     losses = np.full(len(split), np.nan, dtype=np.float32)
     with using_lengths(model, rule), torch.inference_mode():
         if rule.name == "sliding":
             _score_windows(model, split, losses, window=rule.segment, advance=advance)
         else:
-            _score_segments(model, _stream(model, split, rule), losses, weights=rule.weights, advance=advance)
+            _score_segments(model, _stream(model, split, rule, own), losses, weights=rule.weights, advance=advance)
     return losses
 
 
 def figures(losses: Losses, *, split: Split, rule: Rule, seconds: float) -> Figures:
+    return figures_of(*summed(losses), split=split, rule=rule, seconds=seconds)
+
+
+def summed(losses: Losses) -> tuple[float, int]:
+    """The nats of all tokens that were scored, and how many these are."""
     scored = losses[~np.isnan(losses)]
-    if not len(scored):
+    return float(scored.sum(dtype=np.float64)), len(scored)
+
+
+def figures_of(nats: float, tokens: int, *, split: Split, rule: Rule, seconds: float) -> Figures:
+    if not tokens:
         raise DataError(f"{split.name} has {len(split)} tokens and none could be scored; evaluate on a longer text")
-    mean = float(scored.mean(dtype=np.float64))
+    mean = nats / tokens
     bits = mean / math.log(2)
     return Figures(
-        tokens=len(scored),
+        tokens=tokens,
         loss_nats=mean,
         bits_per_token=bits,
         perplexity=math.exp(min(mean, 700.0)),
@@ -209,7 +246,7 @@ def using_lengths(model: AnyModel, rule: Rule) -> Iterator[None]:
         model.train(training)
 
 
-def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
+def _stream(model: AnyModel, split: Split, rule: Rule, own: range | None = None) -> Any:
     if rule.name == "paper":
         return PaperEvaluation(split, lanes=rule.lanes, segment=rule.segment, score_boundaries=rule.score_boundaries)
     # Where every token sees as many keys the figure does not depend on how the text is cut: then it is cut as reading goes fastest.
@@ -217,7 +254,8 @@ def _stream(model: AnyModel, split: Split, rule: Rule) -> Any:
     segment = max(rule.segment, chunk_of(rule.lanes)) if cut_freely else rule.segment
     warm_up = warm_up_tokens(model.config, segment=segment)
     boundaries = rule.score_boundaries
-    return EvaluationStream(split, lanes=rule.lanes, segment=segment, warm_up=warm_up, score_boundaries=boundaries)
+    how: dict[str, Any] = {"lanes": rule.lanes, "segment": segment, "warm_up": warm_up, "own": own}
+    return EvaluationStream(split, score_boundaries=boundaries, **how)
 
 
 def _numbers(loss_BT: Tensor) -> Losses:

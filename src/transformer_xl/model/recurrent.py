@@ -19,7 +19,7 @@ from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.memory import check_fits, in_order
 from transformer_xl.model.protocol import Output, check_segment
 from transformer_xl.model.scan import linear_scan
-from transformer_xl.model.vocabulary import Vocabulary
+from transformer_xl.model.vocabulary import Places, Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +149,18 @@ class Recurrent(nn.Module):
         memory: RecurrentState | None = None,
         overlap: int = 0,
         progress: float = 0.0,
+        places: Places | None = None,
     ) -> Output[RecurrentState]:
-        """One segment of every lane. `overlap` is refused: the state in the middle of a segment is not kept. `progress` changes nothing here."""
+        """One segment of every lane. `overlap` is refused: the state in the middle of a segment is not kept. `progress` changes nothing here.
+        `places`: of the clusters of tokens and targets, where the host knows them."""
+        places = Places() if places is None else places
         B, T = check_segment(tokens_BT, targets_BT, vocabulary=self.config.vocabulary)
         if overlap:
             raise InputError(
                 f"overlap: {overlap} is for memory, and the {self.config.cell} keeps only its last state; set it to 0"
             )
         memory = self._take(memory, lanes=B)
-        hidden_BTX = self.embedding_dropout(self.vocabulary.embed(tokens_BT), 1)
+        hidden_BTX = self.embedding_dropout(self.vocabulary.embed(tokens_BT, places=places.tokens), 1)
         embedded_BTD, states = hidden_BTX, []
         for number, layer in enumerate(self.layers):
             state_BPX = memory.layers[number].to(hidden_BTX.dtype)
@@ -171,8 +174,11 @@ class Recurrent(nn.Module):
         if self._sees_token_before:
             states.append(embedded_BTD[:, -1:].detach())
         scored_BTD = hidden_BTX[:, T - targets_BT.shape[1] :] if targets_BT is not None else hidden_BTX
+        loss_BT = None
+        if targets_BT is not None:
+            loss_BT = self.vocabulary.loss(scored_BTD, targets_BT, places=places.targets)
         return Output(
-            loss_BT=None if targets_BT is None else self.vocabulary.loss(scored_BTD, targets_BT),
+            loss_BT=loss_BT,
             hidden_BTD=hidden_BTX,
             memory=RecurrentState(layers=tuple(states)),
         )

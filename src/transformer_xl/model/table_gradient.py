@@ -6,6 +6,7 @@ added up: for the paper's 267,735 words 439 MB each. Here every row is written o
     backward   loss: writes all rows into one tensor, and keeps it     embedding: adds the rows that were read, and hands it over
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,11 +49,13 @@ def adaptive_loss(
     tail_weight_CE: Tensor | None,
     tail_bias_C: Tensor | None,
     edges: tuple[int, ...],
+    places: Sequence[Tensor],
     gradient: TableGradient,
 ) -> Tensor:
-    """[P] in nats; 0 where the target is none. `hidden_PE` stands in the table's own width, and comes from `embed_rows` with the same `gradient`."""
+    """[P] in nats; 0 where the target is none. `places`: where the targets of each tail stand. `hidden_PE` stands in the table's own width, and
+    comes from `embed_rows` with the same `gradient`."""
     loss_P: Tensor = _AdaptiveLoss.apply(  # type: ignore[no-untyped-call]
-        hidden_PE, table_VE.detach(), bias_V, tail_weight_CE, tail_bias_C, target_P, edges, gradient
+        hidden_PE, table_VE.detach(), bias_V, tail_weight_CE, tail_bias_C, target_P, edges, places, gradient
     )
     return loss_P
 
@@ -85,15 +88,13 @@ class _AdaptiveLoss(torch.autograd.Function):
         tail_bias_C: Tensor | None,
         target_P: Tensor,
         edges: tuple[int, ...],
+        places: Sequence[Tensor],
         gradient: TableGradient,
     ) -> Tensor:
         head = edges[1]
         column_P = target_P.clone()
-        places = []
-        for cluster in range(1, len(edges) - 1):
-            place_P = ((target_P >= edges[cluster]) & (target_P < edges[cluster + 1])).nonzero().squeeze(1)
-            column_P[place_P] = head + cluster - 1
-            places.append(place_P)
+        for cluster, place_P in enumerate(places, start=1):
+            column_P.index_fill_(0, place_P, head + cluster - 1)
         scored_P = target_P != NOT_A_TARGET
         logits_PH = hidden_PE.new_empty(len(hidden_PE), head + len(places))
         torch.addmm(bias_V[:head], hidden_PE, table_VE[:head].t(), out=logits_PH[:, :head])
@@ -136,10 +137,10 @@ class _AdaptiveLoss(torch.autograd.Function):
             bias_gradient_V[low:high] = weighted_PV.sum(0)
         ctx.gradient.add(table_gradient_VE)
         if tail_weight_CE is None:
-            return hidden_gradient_PE, None, bias_gradient_V, *(None,) * 5
+            return hidden_gradient_PE, None, bias_gradient_V, *(None,) * 6
         hidden_gradient_PE.addmm_(tail_PC, tail_weight_CE)
         tail_gradients = (tail_PC.t() @ hidden_PE, tail_PC.sum(0))
-        return hidden_gradient_PE, None, bias_gradient_V, *tail_gradients, None, None, None
+        return hidden_gradient_PE, None, bias_gradient_V, *tail_gradients, *(None,) * 4
 
 
 def _linear(x_PE: Tensor, matrix_VE: Tensor, bias_V: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from transformer_xl.model.memory import Memory
 from transformer_xl.model.ngrams import NO_TOKEN, NgramEmbedding
 from transformer_xl.model.protocol import Output, check_segment, check_tokens
 from transformer_xl.model.table_gradient import TableGradient
-from transformer_xl.model.vocabulary import Linear, Vocabulary
+from transformer_xl.model.vocabulary import Linear, Places, Vocabulary
 
 AUXILIARY_TARGET_WEIGHT = 0.5
 
@@ -93,12 +93,14 @@ class TransformerXL(nn.Module):
         memory: Memory | None = None,
         overlap: int = 0,
         progress: float = 0.0,
+        places: Places | None = None,
     ) -> Output[Memory]:
         """One segment of every lane.
 
         `targets_BT` may be shorter than `tokens_BT`: then only the last positions are scored (half loss, or context fed again).
         `overlap`: the last tokens that the next segment will be fed again, which therefore stay out of the memory.
         `progress`: how much of training is over, from 0 to 1; Al-Rfou's intermediate losses fade by it.
+        `places`: of the clusters of tokens and targets, where the host knows them; a device then need not be asked.
         """
         B, T = self._check(tokens_BT, targets_BT, overlap)
         memory = self._take(memory, lanes=B)
@@ -106,17 +108,19 @@ class TransformerXL(nn.Module):
         valid_B = memory.valid_B if memory.ragged else None
         inputs: list[Tensor] = []
         before = {"valid_B": valid_B, "recent_BP": memory.recent_BP}
-        hidden_BTD = self.pass_through(tokens_BT, memory.layers, **before, gradient=gradient, inputs=inputs)
+        places = Places() if places is None else places
+        how = {"gradient": gradient, "places": places.tokens}
+        hidden_BTD = self.pass_through(tokens_BT, memory.layers, **before, **how, inputs=inputs)  # type: ignore[arg-type]
         kept = [values[:, : T - overlap] for values in inputs]
         new_memory = memory.extended(kept, limit=self.config.memory, tokens_BT=tokens_BT[:, : T - overlap])
         if targets_BT is None:
             return Output(loss_BT=None, hidden_BTD=hidden_BTD, memory=new_memory)
         scored_BTD = hidden_BTD[:, T - targets_BT.shape[1] :]
         return Output(
-            loss_BT=self.vocabulary.loss(scored_BTD, targets_BT, gradient=gradient),
+            loss_BT=self.vocabulary.loss(scored_BTD, targets_BT, gradient=gradient, places=places.targets),
             hidden_BTD=hidden_BTD,
             memory=new_memory,
-            auxiliary_loss=self._auxiliary_loss(inputs[1:], scored_BTD, targets_BT, progress),
+            auxiliary_loss=self._auxiliary_loss(inputs[1:], scored_BTD, targets_BT, progress, places.targets),
         )
 
     def pass_through(
@@ -127,6 +131,7 @@ class TransformerXL(nn.Module):
         valid_B: Tensor | None,
         recent_BP: Tensor | None = None,
         gradient: TableGradient | None = None,
+        places: tuple[Tensor, ...] | None = None,
         inputs: list[Tensor] | None = None,
     ) -> Tensor:
         """The last layer's output of tokens and memory that were checked: one [B, M, D] for each layer, of which `valid_B` are real (None: all)."""
@@ -135,7 +140,7 @@ class TransformerXL(nn.Module):
         mask = Mask(memory=M, segment=T, valid_B=valid_B, visible_distance=visible, device=tokens_BT.device)
         by = self.attend or backend_of("attention", self.config, self.vocabulary.bias_V, training=self.training)
         attend = segment_attention(by, self.encoding.distances(M + T), mask)
-        entered_BTD = self.enter(tokens_BT, gradient=gradient, recent_BP=recent_BP)
+        entered_BTD = self.enter(tokens_BT, gradient=gradient, recent_BP=recent_BP, places=places)
         return self.through_layers(entered_BTD, attend, memory=memory, inputs=inputs)
 
     def enter(
@@ -146,9 +151,10 @@ class TransformerXL(nn.Module):
         gradient: TableGradient | None = None,
         recent_BP: Tensor | None = None,
         real_BT: Tensor | None = None,
+        places: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
         """Tokens as the first layer is given them. For models that embed runs of tokens: those just before them, and which are real (None: all)."""
-        embedded_BTD = self.vocabulary.embed(tokens_BT, linear=linear, gradient=gradient)
+        embedded_BTD = self.vocabulary.embed(tokens_BT, linear=linear, gradient=gradient, places=places)
         if self.ngrams is not None:
             runs_BT = tokens_BT if real_BT is None else tokens_BT.masked_fill(~real_BT, NO_TOKEN)
             embedded_BTD = embedded_BTD + self.ngrams(runs_BT, recent_BP)
@@ -221,7 +227,12 @@ class TransformerXL(nn.Module):
             check_tokens(recent_BP, vocabulary=self.config.vocabulary, name="memory: recent", lowest=-1)
 
     def _auxiliary_loss(
-        self, lower: Sequence[Tensor], scored_BTD: Tensor, targets_BT: Tensor, progress: float
+        self,
+        lower: Sequence[Tensor],
+        scored_BTD: Tensor,
+        targets_BT: Tensor,
+        progress: float,
+        places: tuple[Tensor, ...] | None,
     ) -> Tensor | None:
         config, T = self.config, targets_BT.shape[1]
         if not self.training or not (config.auxiliary_layers or config.auxiliary_targets):
@@ -230,7 +241,8 @@ class TransformerXL(nn.Module):
         if config.auxiliary_layers:
             for number, hidden_BTD in enumerate(lower, start=1):
                 if progress < number / (2 * config.n_layer):
-                    total = total + _mean(self.vocabulary.loss(hidden_BTD[:, -T:], targets_BT), targets_BT)
+                    loss_BT = self.vocabulary.loss(hidden_BTD[:, -T:], targets_BT, places=places)
+                    total = total + _mean(loss_BT, targets_BT)
         for ahead, classifier in enumerate(self.auxiliary_classifiers, start=1):
             # The target of a position is the next one's target, and the last position's lies in the next segment.
             if ahead < T:

@@ -8,7 +8,10 @@ A plain softmax is the case of no cutoffs: a head and no tails.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,6 +26,17 @@ MANY_WORDS = 20_000
 """From so many on, a tied table gets its gradient in one piece: each further one of its size costs more than the products themselves."""
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """As F.linear; an engine gives its own, which reads the same matrices faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where in a segment, flattened, the members of each cluster stand. How many there are is the size of a tensor, which a device would have to be asked;
+    whoever has the tokens on the host finds it there, and hands it in."""
+
+    tokens: tuple[Tensor, ...] | None = None
+    """One [P] for each cluster, where clusters have tables of their own."""
+    targets: tuple[Tensor, ...] | None = None
+    """One [P] for each tail."""
 
 
 class Vocabulary(nn.Module):
@@ -87,8 +101,27 @@ class Vocabulary(nn.Module):
         if self.config.vocabulary >= MANY_WORDS:
             self.spare_gradient, self.tables[0].grad = self.tables[0].grad, None
 
+    def places(self, tokens_BT: np.ndarray, targets_BT: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """What `Places` holds, by tokens and targets that are on the host."""
+        edges = self.config.cluster_edges
+
+        def found(numbers_BT: np.ndarray, edges: tuple[int, ...]) -> list[np.ndarray]:
+            flat_P = numbers_BT.reshape(-1)
+            return [np.flatnonzero((flat_P >= low) & (flat_P < high)) for low, high in pairwise(edges)]
+
+        return [] if self.one_table else found(tokens_BT, edges), found(targets_BT, edges[1:])
+
+    def _found_places(self, flat_P: Tensor, edges: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """The same where nobody knows: a device is waited for, once for each cluster."""
+        return tuple(((flat_P >= low) & (flat_P < high)).nonzero().squeeze(1) for low, high in pairwise(edges))
+
     def embed(
-        self, tokens_BT: Tensor, *, linear: Linear = products.linear, gradient: TableGradient | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        linear: Linear = products.linear,
+        gradient: TableGradient | None = None,
+        places: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
         """[B, T, D], scaled as the kind of model has it; the output side uses the same tables unscaled."""
         config = self.config
@@ -97,7 +130,7 @@ class Vocabulary(nn.Module):
         elif self.one_table:
             embedded_BTD = self._project_in(0, F.embedding(tokens_BT, self.tables[0]), linear)
         else:
-            embedded_BTD = self._embed_clusters(tokens_BT, linear)
+            embedded_BTD = self._embed_clusters(tokens_BT, linear, places)
         if config.embedding_scale != 1:
             embedded_BTD = embedded_BTD * config.embedding_scale
         if self.training and config.word_dropout:
@@ -107,7 +140,7 @@ class Vocabulary(nn.Module):
             embedded_BTD = embedded_BTD * factor_BT1
         return embedded_BTD
 
-    def _embed_clusters(self, tokens_BT: Tensor, linear: Linear) -> Tensor:
+    def _embed_clusters(self, tokens_BT: Tensor, linear: Linear, places: tuple[Tensor, ...] | None = None) -> Tensor:
         edges, flat_P = self.config.cluster_edges, tokens_BT.reshape(-1)
         if torch.compiler.is_exporting():
             # How many tokens a cluster has is no size that a graph could know: look every token up in each.
@@ -118,11 +151,11 @@ class Vocabulary(nn.Module):
                 rows_BTD = self._project_in(cluster, F.embedding(row_BT, table), linear)
                 embedded_BTD = torch.where(inside_BT1, rows_BTD, embedded_BTD)
             return embedded_BTD
-        places, rows = [], []
-        for cluster, table in enumerate(self.tables):
-            place_P = ((flat_P >= edges[cluster]) & (flat_P < edges[cluster + 1])).nonzero().squeeze(1)
-            places.append(place_P)
-            rows.append(self._project_in(cluster, F.embedding(flat_P[place_P] - edges[cluster], table), linear))
+        places = self._found_places(flat_P, edges) if places is None else places
+        rows = [
+            self._project_in(cluster, F.embedding(flat_P[place_P] - edges[cluster], table), linear)
+            for cluster, (table, place_P) in enumerate(zip(self.tables, places, strict=True))
+        ]
         # The clusters' rows one after another, put back into token order by the inverse of how they were gathered.
         order_P = torch.cat(places).argsort()
         return torch.cat(rows)[order_P].view(*tokens_BT.shape, self.config.d_model)
@@ -141,12 +174,14 @@ class Vocabulary(nn.Module):
         *,
         linear: Linear = products.linear,
         gradient: TableGradient | None = None,
+        places: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
-        """[B, T] in nats, in token order. A tail is computed for its own targets only."""
+        """[B, T] in nats, in token order. A tail is computed for its own targets only: `places`, where the host knows them."""
         config, edges = self.config, self.config.cluster_edges
         hidden_PD, target_P = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), targets_BT.reshape(-1)
+        places = self._found_places(target_P, edges[1:]) if places is None else places
         if gradient is not None:
-            tails = {"tail_weight_CE": self.tail_weight_CE, "tail_bias_C": self.tail_bias_C}
+            tails = {"places": places, "tail_weight_CE": self.tail_weight_CE, "tail_bias_C": self.tail_bias_C}
             shared = {"table_VE": self.tables[0], "bias_V": self.bias_V, "gradient": gradient}
             return adaptive_loss(hidden_PD, target_P, edges=edges, **shared, **tails).view(targets_BT.shape)  # type: ignore[arg-type]
         if self._scores_in_pieces(hidden_PD):
@@ -157,8 +192,7 @@ class Vocabulary(nn.Module):
             in_tail_P = (target_P >= edges[cluster]) & (target_P < edges[cluster + 1])
             column_P = torch.where(in_tail_P, edges[1] + cluster - 1, column_P)
         loss_P = self._cross_entropy(self.head_logits(hidden_PD, linear=linear), column_P)
-        for cluster in range(1, config.clusters):
-            place_P = ((target_P >= edges[cluster]) & (target_P < edges[cluster + 1])).nonzero().squeeze(1)
+        for cluster, place_P in enumerate(places, start=1):
             if place_P.numel() or (self.every_tail and torch.is_grad_enabled()):
                 tail_loss_P = self._cross_entropy(
                     self.cluster_logits(cluster, hidden_PD[place_P], linear=linear), target_P[place_P] - edges[cluster]

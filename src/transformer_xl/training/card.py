@@ -30,7 +30,7 @@ def write_card(run: RunFolder, *, session: Session, store: Store, command: str) 
             "time in steps",
             f"{session.seconds / 60:.1f} minutes, {session.tokens / max(session.seconds, 1e-9):,.0f} tokens/s",
         ),
-        ("peak memory", f"{peak_memory_mb():,.0f} MB"),
+        ("peak memory", f"{peak_memory_mb(session.device):,.0f} MB"),
         ("updates skipped", f"{session.skipped}"),
     ]
     validations = [line for line in read_metrics(run.metrics) if line["kind"] == "validation"]

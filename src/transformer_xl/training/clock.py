@@ -12,6 +12,7 @@ to the bit.
 
 import math
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -19,12 +20,12 @@ from transformer_xl.checkpoint import Timetable
 from transformer_xl.config import RunConfig
 from transformer_xl.data.store import Store
 from transformer_xl.errors import ConfigError
-from transformer_xl.evaluation import evaluate, make_rule
+from transformer_xl.evaluation import make_rule
 from transformer_xl.training.origin import Origin
 from transformer_xl.training.ranks import ALONE, Ranks
 from transformer_xl.training.session import Session, lanes_of
 from transformer_xl.training.step import take_step
-from transformer_xl.training.validating import lengths_of_training, validation_split
+from transformer_xl.training.validating import evaluate_together, lengths_of_training, validation_split
 
 WARM_UP_STEPS, FEWEST_TIMED, MOST_TIMED = 8, 2, 200
 """Those of warming up are slower: memory is allocated, kernels are chosen."""
@@ -62,7 +63,7 @@ def _time_steps(session: Session, *, within: float) -> float:
     for number in range(WARM_UP_STEPS + MOST_TIMED):
         if session.lanes.at_start:
             session.memories = [None] * len(session.memories)
-        take_step(session, session.lanes.next())
+        _ = take_step(session, session.lanes.next()).taken  # for which a device is waited for
         timed = number + 1 if timed_from == started_at else timed + 1
         late = now() - started_at > within / 2
         # Slow steps are few, and the first of them is all the warming up there is time for.
@@ -115,18 +116,14 @@ def _tokens_to_validate(session: Session, store: Store, *, seconds: float) -> tu
     """How many tokens of valid can be read in so many seconds, at most as many as were asked for; and how many seconds they take."""
     if "valid" not in store.splits:
         return 0, 0.0
-    split = validation_split(session, store)
+    split, ranks = validation_split(session, store), session.ranks
     with session.model_to_use() as model:
         lengths = lengths_of_training(session.config)
-        lanes = make_rule(model, lengths, tokens=len(split)).lanes
+        lanes = ranks.from_first(lambda: make_rule(model, lengths, tokens=len(split), ranks=ranks.count).lanes)
         some = split.first(max(2, 4 * lanes * lengths.segment))
-
-        def measure() -> float:
-            rule = make_rule(model, lengths, tokens=len(some), lanes=min(lanes, len(some)))
-            return evaluate(model, some, rule=rule).seconds / len(some)
-
-        a_token = session.ranks.from_first(measure)
-    tokens = max(2, min(len(split), int(seconds / a_token)))
+        found = evaluate_together(session, model, some, lanes=min(lanes, len(some)))
+        a_token = ranks.from_first(lambda: 0.0 if found is None else found.seconds / len(some))
+    tokens = max(2, min(len(split), int(seconds / max(1e-12, a_token))))
     return tokens, tokens * a_token
 
 
@@ -143,21 +140,26 @@ class Clock:
         self._spent, self._started_at = (0.0 if self._table is None else self._table.spent), started_at
         self._saved_at = now()
 
-    def after_step(self) -> bool:
-        """Whether it is time to save. Where minutes decide: finds the pace at a mark, and ends what would come too late."""
-        ranks, table, seconds = self._session.ranks, self._table, 60 * self._session.config.training.save_minutes
+    def asks(self) -> list[bool]:
+        """What rank 0 asks all for by its clock: the last of `ranks.ASKED`."""
+        table, seconds = self._table, 60 * self._session.config.training.save_minutes
         self.stamp()
         to_save = bool(seconds) and now() - self._saved_at >= seconds
         late = table is not None and self._seconds_left(table) <= 0
-        told = ranks.highest(int(ranks.first and to_save), int(ranks.first and late))
+        return [self._session.ranks.first and to_save, self._session.ranks.first and late]
+
+    def after_step(self, asked: Sequence[bool]) -> bool:
+        """Whether it is time to save. Where minutes decide: finds the pace at a mark, and ends what would come too late."""
+        ranks, table = self._session.ranks, self._table
+        to_save, late = asked[2:]
         if table is not None and not self._session.over:
-            if told[1]:
+            if late:
                 self._mark(table, left=0)
             elif self._session.step >= table.mark:
                 self._mark(table, left=ranks.from_first(lambda: self._steps_left(table)))
                 # How long saving takes must be known before the end.
-                return bool(told[0]) or not table.saving
-        return bool(told[0])
+                return to_save or not table.saving
+        return to_save
 
     def _seconds_left(self, table: Timetable) -> float:
         """For steps."""
@@ -185,12 +187,17 @@ class Clock:
             self._table.spent = self._spent + now() - self._started_at
         return now()
 
-    def saved(self, *, validating: float | None, saving: float) -> None:
-        """It was saved, after a validation or without one; each took so many seconds."""
+    @property
+    def must_learn(self) -> bool:
+        """How long it takes until what is saved is on the disk: the end waits for that, and so somebody must have waited before."""
+        return self._table is not None and not self._table.saving
+
+    def saved(self, *, validating: float | None, saving: float | None) -> None:
+        """It was saved, after a validation or without one; each took so many seconds. None: it was not waited for."""
         self._saved_at = now()
         if self._table is not None:
             self._table.validating = self._table.validating if validating is None else validating
-            self._table.saving = saving
+            self._table.saving = self._table.saving if saving is None else saving
 
 
 def _seconds_at_the_end(session: Session, budget: float, *, validating: float, saving: float) -> float:

@@ -2,7 +2,7 @@
 
 import signal as signals
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -80,9 +80,19 @@ class StopRequest:
         """As SIGTERM does, for whoever is no signal."""
         self.heard = signals.SIGTERM
 
-    def agree(self, ranks: Ranks) -> signals.Signals | None:
-        (number,) = ranks.highest(int(self.heard or 0))
-        self.signal = signals.Signals(number) if number else None
+    def asks(self) -> list[bool]:
+        """What this rank asks all for: the first of `ranks.ASKED`."""
+        return [self.heard == signals.SIGINT, self.heard == signals.SIGTERM]
+
+    def hear(self, asked: Sequence[bool]) -> None:
+        """What any rank asked for, as all ranks were told with the same step."""
+        interrupted, terminated = asked[:2]
+        self.signal = signals.SIGTERM if terminated else signals.SIGINT if interrupted else None
+
+    def agreed(self, ranks: Ranks) -> signals.Signals | None:
+        """One process need ask nobody."""
+        if ranks.count == 1:
+            self.signal = self.heard
         return self.signal
 
     def interrupting(self, advance: Advance) -> Advance:

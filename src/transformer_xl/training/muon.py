@@ -56,32 +56,45 @@ class Muon(Optimizer):
         self.adam.state = self.state
         self.param_groups += self.adam.param_groups
 
+    found_inf: Tensor | None = None
+    """As torch's fused optimisers take it: 1 on the device where nothing may move, because something is not finite. None: everything is."""
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.adam.found_inf = self.found_inf  # type: ignore[attr-defined]
         self.adam.step()
+        finite = None if self.found_inf is None else self.found_inf == 0
         matrices, tables = self.param_groups[:2]
         for table in tables["params"]:
             if table.grad is not None:
-                self._move_rows(table, rate=tables["lr"])
+                self._move_rows(table, rate=tables["lr"], finite=finite)
         rate = TURNS * matrices["lr"]
         for number, weight in enumerate(matrices["params"]):
             if weight.grad is None:
                 continue
             state = self.state[weight]
             if not state:
-                state["step"], state["momentum"] = torch.zeros(()), torch.zeros_like(weight)
-            momentum = state["momentum"].lerp_(weight.grad, 1 - MOMENTUM)
+                # Counted on the host, where the turn is needed; nobody asks a device for it.
+                state["step"], state["momentum"] = torch.zeros((), device="cpu"), torch.zeros_like(weight)
+            gradient = _where(finite, weight.grad, state["momentum"])  # towards itself momentum does not move
+            momentum = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
             turn = number + int(state["step"])
             state["step"] += 1
             if turn % TURNS == 0:
-                way = orthogonal(full(torch.lerp(weight.grad, momentum, MOMENTUM)))
+                way = orthogonal(full(torch.lerp(gradient, momentum, MOMENTUM)))
+                before = weight.clone() if finite is not None else weight
                 weight.mul_(1 - rate * matrices["weight_decay"])
                 weight.add_(sharded(way, like=weight), alpha=-rate * ADAM_SIZE * math.sqrt(max(weight.shape)))
+                if finite is not None:
+                    weight.copy_(torch.where(finite, weight, before))
 
-    def _move_rows(self, table: Tensor, *, rate: float) -> None:
+    def _move_rows(self, table: Tensor, *, rate: float, finite: Tensor | None) -> None:
         """Those with a gradient, each by it over the root of its own mean square."""
         gradient, state = table.grad, self.state[table]
         assert gradient is not None
+        if finite is not None:  # a row whose gradient is 0 does not move
+            assert not gradient.is_sparse, "a device would be asked how many rows there are"
+            gradient = gradient.masked_fill(~finite, 0.0)
         if not state:
             state["square"] = torch.zeros_like(table[..., 0])
         square = state["square"]
@@ -97,6 +110,10 @@ class Muon(Optimizer):
         found = gradient.square().mean(-1)
         square.copy_(torch.where(found > 0, ROW_DECAY * square + found, square))
         table.addcdiv_(gradient, square.sqrt().add_(1e-10)[..., None], value=-rate)
+
+
+def _where(finite: Tensor | None, gradient: Tensor, otherwise: Tensor) -> Tensor:
+    return gradient if finite is None else torch.where(finite, gradient, otherwise)
 
 
 def orthogonal(matrix_RC: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """How weights move: optimiser, learning rate, clipping, averages. Knows no data."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -60,6 +60,11 @@ def names_of_state(name: str, weight: Tensor, *, training: TrainingConfig) -> tu
     return "step", "exp_avg", "exp_avg_sq"
 
 
+def kept_on(key: str, state: Collection[str], *, device: torch.device) -> torch.device:
+    """Where a part of a parameter's state lives: muon counts a matrix's steps on the host (`muon`), torch's fused optimisers where they compute."""
+    return torch.device("cpu") if key == "step" and "momentum" in state else device
+
+
 def set_rate(optimiser: Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
         group["lr"] = rate * group["factor"]
@@ -88,8 +93,8 @@ def learning_rate(training: TrainingConfig, *, update: float) -> float:
             return peak * (training.floor + (1 - training.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
 
 
-def gradient_norm(model: nn.Module, *, clip: float) -> float:
-    """The norm of all gradients together, which are scaled down to `clip` where it is larger. Not finite where any of them is not."""
+def gradient_norm(model: nn.Module, *, clip: float) -> Tensor:
+    """The norm of all gradients together, which are scaled down to `clip` where it is larger. Not finite where any of them is not; then none is of use."""
     dense: list[nn.Parameter] = []
     rows: list[Tensor] = []
     for parameter in model.parameters():
@@ -101,11 +106,11 @@ def gradient_norm(model: nn.Module, *, clip: float) -> float:
         else:
             dense.append(parameter)
     norm = full(torch.nn.utils.get_total_norm([*(parameter.grad for parameter in dense), *rows]))  # type: ignore[list-item]
-    if clip and bool(torch.isfinite(norm)):
+    if clip:
         torch.nn.utils.clip_grads_with_norm_(dense, clip, norm)
         for values_PE in rows:
             values_PE.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
-    return float(norm)
+    return norm
 
 
 class Average:

@@ -26,10 +26,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from transformer_xl.checkpoint.shards import AnyTensor, Pieces, row_counts
 from transformer_xl.config import RunConfig
 from transformer_xl.console import be_quiet
 from transformer_xl.errors import ConfigError, TransformerXLError
-from transformer_xl.model import AnyModel
+from transformer_xl.model import AnyMemory, AnyModel, Output
 
 Parallel = Literal["ddp", "fsdp"]
 Value = TypeVar("Value")
@@ -37,6 +38,8 @@ Value = TypeVar("Value")
 LONGEST_WAIT = timedelta(days=1)
 """The others wait while rank 0 validates. A rank that died is not waited for: its connections close, and torchrun stops the others."""
 POLLING_SECONDS = 0.01
+ASKED = ("interrupt", "terminate", "save", "end")
+"""What a rank may ask all to do after a step: it is told with the gradients."""
 
 
 class RankLost(TransformerXLError):
@@ -67,6 +70,10 @@ class Ranks:
         share = lanes // self.count
         return np.arange(self.rank * share, (self.rank + 1) * share)
 
+    def share_of(self, lanes: int) -> range:
+        """This rank's of any number of lanes, of which some ranks may have one more, or none."""
+        return range(lanes * self.rank // self.count, lanes * (self.rank + 1) // self.count)
+
     def seed(self, seed: int, *, step: int) -> int:
         """Each rank draws its own dropout, from `step` on, unlike any other rank's."""
         return int(np.random.SeedSequence([seed, self.rank, step]).generate_state(1)[0])
@@ -78,6 +85,10 @@ class Ranks:
                 f"training.lanes: {training.lanes} lanes cannot be dealt to {self.count} ranks in {training.accumulation}"
                 f" micro-batches each; make it a multiple of {parts}"
             )
+        if training.shards and self.parallel != "fsdp":
+            raise ConfigError(
+                "training.shards: true is for `parallel=fsdp`, where each rank has a share of every weight; set it to false"
+            )
         if self.parallel == "fsdp" and config.model.recurrent:
             raise ConfigError(
                 "`parallel=fsdp` shards the layers of a Transformer-XL; train a recurrent model with `parallel=ddp`"
@@ -85,13 +96,14 @@ class Ranks:
 
     # --- the model
 
-    def wrap(self, model: AnyModel, *, device: torch.device) -> nn.Module:
-        """What to call instead of `model`, whose gradients are then the mean over the ranks. fsdp also shards `model` itself."""
+    def wrap(self, model: AnyModel, *, device: torch.device, numbers: int) -> nn.Module:
+        """What to call instead of `model`, whose gradients are then the mean over the ranks; so many `numbers` travel with them (`carried`). fsdp also
+        shards `model` itself."""
         if self.count == 1:
             return model
         model.vocabulary.every_tail = True  # a rank without a target in some tail must still take part in its exchange
         if self.parallel == "ddp":
-            return self._replicate(model, device=device)
+            return self._replicate(model, device=device, numbers=numbers)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -103,17 +115,26 @@ class Ranks:
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         return model
 
-    def _replicate(self, model: AnyModel, *, device: torch.device) -> nn.Module:
+    def _replicate(self, model: AnyModel, *, device: torch.device, numbers: int) -> nn.Module:
         # Al-Rfou's classifier of the token after next has nothing to do in a segment of one token.
         unused = bool(model.auxiliary_classifiers)
-        wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
+        carrying = Carrying(model, numbers=numbers)
+        wrapped = DistributedDataParallel(carrying, find_unused_parameters=unused)
         # DDP lays out its buckets anew after its first backward pass, which changes the order in which three or more ranks are added. Done
         # here, with nothing to learn, so that the first step after resuming adds in the order of a step in the middle.
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             nothing_11 = torch.zeros(1, 1, dtype=torch.int64, device=device)
-            wrapped(nothing_11, targets_BT=nothing_11).loss_BT.sum().backward()
-        model.zero_grad(set_to_none=True)
+            output = self.forward(wrapped, nothing_11, targets_BT=nothing_11)
+            assert output.loss_BT is not None
+            torch.autograd.backward(output.loss_BT.sum() + self.carrier(wrapped, carrying.numbers.detach()))
+        carrying.zero_grad(set_to_none=True)
         return wrapped
+
+    def forward(self, wrapped: nn.Module, tokens_BT: Tensor, **more: Any) -> Output[AnyMemory]:
+        """What the model gives, called through what `wrap` made of it."""
+        found: Any = wrapped(tokens_BT, **more)
+        output: Output[AnyMemory] = found[0] if isinstance(wrapped, DistributedDataParallel) else found
+        return output
 
     def exchange_gradients(self, wrapped: nn.Module, *, now: bool) -> None:
         """Whether the next backward pass exchanges gradients, or only adds them up here."""
@@ -122,6 +143,26 @@ class Ranks:
         elif self.parallel == "fsdp":
             wrapped.set_requires_gradient_sync(now)  # type: ignore[operator]
 
+    def carrier(self, wrapped: nn.Module, numbers: Tensor) -> Tensor | float:
+        """To be added to an objective: 0, and whose backward pass takes `numbers` along with the gradients."""
+        if not isinstance(wrapped, DistributedDataParallel):
+            return 0.0
+        carrying = wrapped.module
+        assert isinstance(carrying, Carrying)
+        carrying.numbers.grad = None
+        return (carrying.entered * numbers.to(carrying.numbers.dtype)).sum()
+
+    def carried(self, wrapped: nn.Module, numbers: Tensor) -> Tensor:
+        """`numbers` summed over the ranks, after the backward pass that took them along; fsdp, whose gradients travel in parts, sends them by themselves."""
+        if self.count == 1:
+            return numbers
+        if isinstance(wrapped, DistributedDataParallel):
+            found = wrapped.module.numbers.grad
+            assert isinstance(found, Tensor)
+            return found * self.count
+        dist.all_reduce(numbers)
+        return numbers
+
     def whole(self, tensor: Tensor) -> Tensor:
         """The whole of a sharded tensor on rank 0; every rank must ask, and the others keep nothing."""
         if self.parallel != "fsdp":
@@ -129,8 +170,10 @@ class Ranks:
         everything = full(tensor)
         return everything.cpu() if self.first else torch.empty(0)
 
-    def share(self, value: Tensor, *, like: Tensor | None) -> Tensor:
+    def share(self, value: AnyTensor, *, like: Tensor | None) -> Tensor:
         """What this rank holds of `value`, if it is sharded as `like`."""
+        if isinstance(value, Pieces):
+            return value.whole() if like is None or not hasattr(like, "full_tensor") else rows_as(value, like=like)
         if self.parallel != "fsdp" or like is None or value.dim() == 0:
             return value
         return sharded(value.to(like.device), like=like)
@@ -172,6 +215,21 @@ class Ranks:
         return [tensor] if parts is None else [part.view(tensor.dtype) for part in parts]
 
 
+class Carrying(nn.Module):
+    """A model beside which a few numbers are a parameter. Their gradient is what each rank multiplies them with, so the exchange of gradients adds those up:
+    what the ranks tell each other at every step needs no exchange of its own."""
+
+    def __init__(self, model: AnyModel, *, numbers: int) -> None:
+        super().__init__()
+        self.model = model
+        self.numbers = nn.Parameter(model.vocabulary.bias_V.new_zeros(numbers))
+        self.entered = self.numbers.detach()
+
+    def forward(self, *arguments: Any, **more: Any) -> tuple[Output[AnyMemory], Tensor]:
+        self.entered = self.numbers * 1
+        return self.model(*arguments, **more), self.entered  # what is not given out, DDP takes for unused
+
+
 ALONE = Ranks()
 
 
@@ -188,6 +246,19 @@ def sharded(value: Tensor, *, like: Tensor) -> Tensor:
 
     assert isinstance(like, DTensor)
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def rows_as(value: Pieces, *, like: Tensor) -> Tensor:
+    """This rank's rows of what stands in several files, sharded as `like`; no others are read."""
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    mesh = like.device_mesh
+    counts = row_counts(value.shape[0], mesh.size())
+    first = sum(counts[: mesh.get_local_rank()])
+    own = value.rows(first, first + counts[mesh.get_local_rank()]).to(like.device)
+    whole = torch.empty(value.shape, device="meta")
+    return DTensor.from_local(own, mesh, like.placements, shape=whole.shape, stride=whole.stride())
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl import __version__
 from transformer_xl.checkpoint import RunFolder
@@ -15,6 +15,9 @@ from transformer_xl.console import say
 from transformer_xl.files import open_plain, write_json, write_text
 from transformer_xl.training.ranks import Ranks
 from transformer_xl.training.tracking import Tracking
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Metrics:
@@ -90,8 +93,14 @@ def write_environment(run: RunFolder, *, command: str, ranks: Ranks) -> None:
     write_json(run.environment, facts)
 
 
-def peak_memory_mb() -> float:
-    """0 where the system does not tell."""
+def peak_memory_mb(device: "torch.device") -> float:
+    """The most that was taken of the device's memory, or of the host's where a processor computes. 0 where the system does not tell."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    if device.type == "mps":  # which tells what is taken now
+        return torch.mps.driver_allocated_memory() / 1e6
     if find_spec("resource") is None:  # Windows
         return 0.0
     import resource

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transformer_xl.checkpoint import (
     Counters,
@@ -20,6 +19,7 @@ from transformer_xl.checkpoint import (
 from transformer_xl.checkpoint.adapter_file import read_adapter
 from transformer_xl.checkpoint.folder import CHECKSUMS, read_about, read_config, read_weights
 from transformer_xl.checkpoint.run_folder import ADAPTER_FILE
+from transformer_xl.checkpoint.shards import AnyTensor
 from transformer_xl.config import RunConfig
 from transformer_xl.console import say
 from transformer_xl.data.store import Store
@@ -189,7 +189,7 @@ def check_same_origin(state: TrainingState, origin: Origin | None, checkpoint: P
         raise CheckpointError(f"{checkpoint} trains all weights and no adapter; choose another `run=` for one")
 
 
-def saved_weights(checkpoint: Path, session: Session, origin: Origin | None) -> dict[str, Tensor]:
+def saved_weights(checkpoint: Path, session: Session, origin: Origin | None) -> dict[str, AnyTensor]:
     """The weights to use, as the session's model has them: where it trains an adapter, beside the weights that stand still."""
     if origin is None or origin.rank is None:
         return read_weights(checkpoint / "model.safetensors", model=session.model)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import WEIGHTS, read_about, read_config
+from transformer_xl.checkpoint.shards import reading_whole_or_shards
 from transformer_xl.errors import CheckpointError, TransformerXLError
-from transformer_xl.tensor_files import reading
 from transformer_xl.training.recording import read_metrics
 
 LARGEST_METRICS = 1 << 28
@@ -76,7 +76,7 @@ def summarise(folder: Path) -> RunSummary:
 def _summary(run: RunFolder) -> RunSummary:
     chosen = run.chosen_checkpoint()
     config, about = read_config(chosen / "config.json"), read_about(chosen / "about.json")
-    with reading(chosen / "model.safetensors", what=WEIGHTS) as file:
+    with reading_whole_or_shards(chosen / "model.safetensors", what=WEIGHTS) as file:
         parameters = sum(prod(kind.shape) for kind in file.kinds.values())
     lines = metric_lines(run)
     seconds = [line["seconds"] for line in lines if line["kind"] == "train" and "seconds" in line]

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint import TrainingState
+from transformer_xl.checkpoint.shards import AnyTensor
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, TransformerXLError
 from transformer_xl.model import AnyMemory, AnyModel, Memory, Recurrent
@@ -25,9 +27,9 @@ class Checked:
 
     memories: list[AnyMemory]
     """Of all lanes, in the micro-batches of one process; none before the first step."""
-    optimiser: dict[str, dict[str, Tensor]]
+    optimiser: dict[str, dict[str, AnyTensor]]
     """By parameter; those without a gradient so far have none."""
-    own_weights: dict[str, Tensor] = field(repr=False)
+    own_weights: dict[str, AnyTensor] = field(repr=False)
     """Those being trained, where the weights to use are their averages; otherwise none."""
     random: dict[str, Tensor] = field(repr=False)
 
@@ -127,7 +129,7 @@ def _starts_full(model: AnyModel) -> bool:
     return model.config.initial_memory == "zeros"
 
 
-def _check_optimiser(states: Mapping[str, Mapping[str, Tensor]], *, path: Path) -> None:
+def _check_optimiser(states: Mapping[str, Mapping[str, AnyTensor]], *, path: Path) -> None:
     for name, state in states.items():
         for key, value in state.items():
             # The mean of squares, of which a root is taken; and a count.
@@ -144,6 +146,6 @@ def _check_random(states: Mapping[str, Tensor], *, path: Path) -> None:
             raise CheckpointError(f"{path}: {name} is no state of a random generator ({error})") from None
 
 
-def _starting_with(tensors: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
+def _starting_with(tensors: Mapping[str, Any], start: str) -> dict[str, Any]:
     """By the rest of their names."""
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

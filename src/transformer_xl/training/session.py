@@ -1,6 +1,6 @@
 """Everything that changes while a model is trained, in one place, so that a stopped run can go on bit by bit as if it had not been stopped."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from transformer_xl.checkpoint import Counters, Timetable, TrainingState, Window
+from transformer_xl.checkpoint.shards import AnyTensor
 from transformer_xl.config import RunConfig
 from transformer_xl.data.feeding.lanes import Lanes
 from transformer_xl.data.feeding.sentences import SentenceLanes
@@ -23,12 +24,13 @@ from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model
 from transformer_xl.model.adapters import attach, merged, merged_in_place
 from transformer_xl.model.memory import check_fits
 from transformer_xl.training.chance import Chance
-from transformer_xl.training.optimisation import Average, build_optimiser
+from transformer_xl.training.optimisation import Average, build_optimiser, kept_on
 from transformer_xl.training.origin import Origin
-from transformer_xl.training.ranks import ALONE, Ranks
+from transformer_xl.training.ranks import ALONE, ASKED, Ranks, full
 from transformer_xl.training.saved_state import checked_state, of_rank
 from transformer_xl.training.stuck import Frequencies
 
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 END_TOLERANCE = 1e-6
 """Of a step, which the sum of many paces may miss the end by."""
 
@@ -74,6 +76,10 @@ class Session:
     window: Window = field(default_factory=Window)
     timetable: Timetable | None = None
     """Where `training.minutes` decides; kept by `clock`."""
+    asks: Callable[[], Sequence[bool]] = field(default=lambda: [False] * len(ASKED))
+    """What this rank asks all for (ranks.ASKED); asked at every step."""
+    late: bool = False
+    """What a step found is read when the next is queued: where a device computes, which would have to be waited for."""
 
     @property
     def position(self) -> float:
@@ -112,7 +118,9 @@ class Session:
         if isinstance(model, TransformerXL) and model.ngrams is not None:
             # Exchanged gradients are dense, and of the optimisers one takes rows.
             model.ngrams.sparse_gradient = ranks.count == 1 and config.training.optimiser == "muon"
-        wrapped = ranks.wrap(model, device=device)
+            # How many rows there are, a device would have to be asked.
+            model.ngrams.sparse_gradient &= device.type == "cpu"
+        wrapped = ranks.wrap(model, device=device, numbers=config.training.accumulation + len(ASKED))
         if not ranks.first:
             chance = Chance(ranks.seed(config.training.seed, step=0), device=device)
         return cls(
@@ -130,41 +138,44 @@ class Session:
             data=store.fingerprint(),
             memories=[None] * config.training.accumulation,
             origin=None if origin is None else origin.fingerprint,
+            late=device.type != "cpu",
         )
 
-    def weights_to_use(self) -> dict[str, Tensor]:
-        """Whole on rank 0, with the help of all; an adapter's factors stand beside what they will be added to."""
+    def weights_to_use(self, *, whole: bool = True) -> dict[str, Tensor]:
+        """Whole on rank 0, with the help of all, or as each rank has them; an adapter's factors stand beside what they will be added to."""
         weights = {**self.model.state_dict(), **self.average.weights}
-        return {name: self.ranks.whole(value) for name, value in weights.items()}
+        return {name: self.ranks.whole(value) if whole else value for name, value in weights.items()}
 
     @contextmanager
     def model_to_use(self) -> Iterator[AnyModel]:
-        """For rank 0, with the help of all: the model with `weights_to_use`, which under fsdp is a second one that is not sharded. An adapter is
-        merged, because those who only read know none."""
+        """The model with the weights to use, on every rank; under fsdp a second one that is not sharded. An adapter is merged, because those who only
+        read know none."""
         if self.ranks.parallel != "fsdp":
             with self.average.in_place(self.model), merged_in_place(self.model):
                 yield self.model
             return
-        weights = merged(self.weights_to_use())
+        weights = {**self.model.state_dict(), **self.average.weights}
         with torch.device("meta"):
             model = build_model(self.config.model)
-        if self.ranks.first:
-            model.load_state_dict({name: value.to(self.device) for name, value in weights.items()}, assign=True)
+        model.load_state_dict(merged({name: full(value) for name, value in weights.items()}), assign=True)
         yield model
 
-    def state(self) -> TrainingState:
-        """Whole on rank 0, with the help of all; the same files whatever the number of ranks."""
-        whole = self.ranks.whole
+    def state(self, *, whole: bool = True) -> TrainingState:
+        """Whole on rank 0, with the help of all, the same files whatever the number of ranks; or, of what the ranks share, as each has it."""
+
+        def own_or_whole(value: Tensor) -> Tensor:
+            return self.ranks.whole(value).contiguous() if whole else value
+
         tensors: dict[str, Tensor] = {}
         for kind, own in self.chance.states.items():
             for rank, state in enumerate(self.ranks.gather(own)):
                 tensors[of_rank(kind, rank)] = state
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimiser.state.get(parameter, {}).items():
-                tensors[f"optimiser.{key}.{name}"] = whole(value).contiguous()
+                tensors[f"optimiser.{key}.{name}"] = own_or_whole(value)
             # Then model.safetensors holds the averages, and the weights themselves stand here.
             if self.average.weights and parameter.requires_grad:
-                tensors[f"weights.{name}"] = whole(parameter.detach()).contiguous()
+                tensors[f"weights.{name}"] = own_or_whole(parameter.detach())
         for part, memory in enumerate(self._memories_of_all_lanes()):
             tensors |= {f"memory.{part}.{name}": value for name, value in memory.tensors().items()}
         counters = Counters(
@@ -185,7 +196,7 @@ class Session:
         )
         return TrainingState(tensors=tensors, counters=counters)
 
-    def restore(self, state: TrainingState, *, weights: dict[str, Tensor], folder: Path) -> None:
+    def restore(self, state: TrainingState, *, weights: Mapping[str, AnyTensor], folder: Path) -> None:
         """`weights` are those to use, as the model has them: averages, where there are any. `folder`: the checkpoint all this was read from."""
         counters = state.counters
         same_ranks = counters.ranks == self.ranks.count
@@ -205,7 +216,8 @@ class Session:
         for name, kept in saved.optimiser.items():
             parameter = parameters[name]
             self.optimiser.state[parameter] = {
-                key: share(value, like=parameter).to(self.device) for key, value in kept.items()
+                key: share(value, like=parameter).to(kept_on(key, kept, device=self.device))
+                for key, value in kept.items()
             }
         self._take_memories(saved.memories)
         self.step, self.tokens, self.seconds = counters.step, counters.tokens, counters.seconds

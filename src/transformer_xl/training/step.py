@@ -1,7 +1,14 @@
-"""One update: gradients over the micro-batches, each with its own lanes and memory, then clip and step. Nothing that is not finite gets in."""
+"""One update: gradients over the micro-batches, each with its own lanes and memory, then clip and step. Nothing that is not finite gets in.
+
+Whether all is finite, a processor says at once. A card is not waited for: a flag on it keeps the weights as they were, and the host reads what
+happened when it has already queued the next step.
+
+    host   queues 1 . queues 2 . reads 1 . queues 3 . reads 2 . ...
+    card              computes 1 ........ computes 2 ........ ...
+"""
 
 import math
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,21 +17,43 @@ from torch import Tensor
 from transformer_xl.config import NOT_A_TARGET, TrainingConfig
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.model import AnyMemory, AnyModel, Output, RecurrentState, products
+from transformer_xl.model.vocabulary import Places
 from transformer_xl.training.optimisation import gradient_norm, learning_rate, set_rate
-from transformer_xl.training.session import Session
+from transformer_xl.training.session import PRECISIONS, Session
+from transformer_xl.training.travelling import Coming, sent, sent_together
 
-PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-
-@dataclass(frozen=True, kw_only=True)
 class Update:
-    nats: float
-    """Summed over the scored tokens."""
-    tokens: int
-    norm: float
-    rate: float
-    taken: bool
-    """False where something was not finite and the weights stayed as they were."""
+    """What a step has done. Reading anything but `step`, `tokens` and `rate` waits until the device has computed it."""
+
+    def __init__(self, found: Tensor, *, step: int, tokens: int, rate: float, parts: int) -> None:
+        """`found`: the norm, the summed losses of so many parts, and what several ranks have asked for."""
+        self.step, self.tokens, self.rate = step, tokens, rate
+        self._coming, self._parts = Coming(found), parts
+
+    @cached_property
+    def _found(self) -> list[float]:
+        return self._coming.read()
+
+    @property
+    def norm(self) -> float:
+        """Of all gradients together, before they were clipped."""
+        return self._found[0]
+
+    @cached_property
+    def nats(self) -> float:
+        """Summed over the scored tokens of all ranks."""
+        return sum(self._found[1 : 1 + self._parts])
+
+    @property
+    def taken(self) -> bool:
+        """False where something was not finite and the weights stayed as they were."""
+        return math.isfinite(self.nats) and math.isfinite(self.norm)
+
+    @property
+    def asked(self) -> list[bool]:
+        """What any of several ranks asked for (`Session.asks`) when it took this step."""
+        return [value > 0.5 for value in self._found[1 + self._parts :]]
 
 
 def take_step(session: Session, segment: Segment) -> Update:
@@ -47,10 +76,11 @@ def _take_step(session: Session, segment: Segment) -> Update:
     # bfloat16 on a processor: factors of products are rounded and all else is float32, so that the kernels take part. Elsewhere: autocast.
     half = PRECISIONS.get(training.precision)
     to = half if session.device.type == "cpu" and half is torch.bfloat16 else None
-    nats = 0.0
+    nats: list[Tensor] = []
     memories: list[AnyMemory | None] = []
     for part, rows in enumerate(np.array_split(ranks.rows(len(segment.tokens)), training.accumulation)):
-        ranks.exchange_gradients(session.wrapped, now=part == training.accumulation - 1)
+        last = part == training.accumulation - 1
+        ranks.exchange_gradients(session.wrapped, now=last)
         starts_BT = segment.document_starts[rows]
         memory = session.memories[part]
         if memory is not None and training.reset_memory_at_documents:
@@ -58,31 +88,56 @@ def _take_step(session: Session, segment: Segment) -> Update:
         # Backwards too: with recomputation a layer's products are made there once more.
         with products.rounded(to):
             with torch.autocast(session.device.type, dtype=half, enabled=half is not None and to is None):
-                output = session.wrapped(
-                    torch.from_numpy(segment.tokens[rows]).to(session.device),
-                    targets_BT=torch.from_numpy(segment.targets[rows]).to(session.device),
+                output = ranks.forward(
+                    session.wrapped,
+                    sent(segment.tokens[rows], session.device),
+                    targets_BT=sent(segment.targets[rows], session.device),
                     memory=memory,
                     overlap=min(training.context, fed),
                     progress=session.position / training.steps,
+                    places=places(model, segment.tokens[rows], segment.targets[rows], device=session.device),
                 )
+            assert output.loss_BT is not None
             # The mean over the tokens of all lanes; gradients are averaged over the ranks, so each gives as many times its share.
             mean = output.loss_BT.sum() / (max(1, tokens) / ranks.count)
-            objective = mean + extra_losses(output, training) / training.accumulation
-            session.scaler.scale(objective).backward()
-        nats += float(output.loss_BT.detach().sum())
+            objective = session.scaler.scale(mean + extra_losses(output, training) / training.accumulation)
+            nats.append(output.loss_BT.detach().sum())
+            if last:
+                numbers = torch.stack(nats)
+                if ranks.count > 1:
+                    asks = sent(np.array(session.asks(), dtype=np.float32), session.device)
+                    numbers = torch.cat([numbers, asks])
+                    objective = objective + ranks.carrier(session.wrapped, numbers)
+            torch.autograd.backward(objective)
         memories.append(forgetting_documents(output.memory, starts_BT, training))
 
     if ranks.count > 1:
         leave_tails_without_targets(model, segment.targets)
     session.scaler.unscale_(optimiser)
-    norm = gradient_norm(model, clip=training.clip)
-    nats, broken = ranks.total(nats, not math.isfinite(norm))
-    taken = math.isfinite(nats) and not broken
-    if taken:
-        session.scaler.step(optimiser)
+    norm, numbers = gradient_norm(model, clip=training.clip), ranks.carried(session.wrapped, numbers)
+    found = torch.cat([norm[None], numbers])
+    update = Update(found, step=session.step + 1, tokens=tokens, rate=rate, parts=training.accumulation)
+    if session.late:
+        broken = ~found[: 1 + training.accumulation].isfinite().all()
+        optimiser.found_inf = broken.float()  # type: ignore[attr-defined]
+        optimiser.step()
+        for layer in (layer for memory in memories if memory is not None for layer in memory.layers):
+            layer.masked_fill_(broken, 0.0)  # ours alone: nobody else has seen it yet
+        session.memories = memories
+    elif update.taken:
+        optimiser.step()
         session.memories = memories
     session.scaler.update()
-    return Update(nats=nats, tokens=tokens, norm=norm, rate=rate, taken=taken)
+    return update
+
+
+def places(model: AnyModel, tokens_BT: np.ndarray, targets_BT: np.ndarray, *, device: torch.device) -> Places | None:
+    """Where the clusters' members stand, found here and sent with them."""
+    if model.config.clusters == 1:
+        return None
+    of_tokens, of_targets = model.vocabulary.places(tokens_BT, targets_BT)
+    placed = sent_together([*of_tokens, *of_targets], device)
+    return Places(tokens=placed[: len(of_tokens)] or None, targets=placed[len(of_tokens) :])
 
 
 def leave_tails_without_targets(model: AnyModel, targets_BT: np.ndarray) -> None:

@@ -17,12 +17,21 @@ from transformer_xl.errors import DataError, InputError
 
 
 class EvaluationStream:
-    """`warm_up` tokens, rounded up to whole segments, are fed to a lane before its own range.
+    """`warm_up` tokens, rounded up to whole segments, are fed to a lane before its own range. `own`: the lanes that are read here, where others read the rest.
 
     For sentences the pair `<S>` -> `<S>` is no target, unless `score_boundaries`.
     """
 
-    def __init__(self, split: Split, *, lanes: int, segment: int, warm_up: int, score_boundaries: bool = False) -> None:
+    def __init__(
+        self,
+        split: Split,
+        *,
+        lanes: int,
+        segment: int,
+        warm_up: int,
+        score_boundaries: bool = False,
+        own: range | None = None,
+    ) -> None:
         for name, value, least in (("lanes", lanes, 1), ("segment", segment, 1), ("warm_up", warm_up, 0)):
             if value < least:
                 raise InputError(f"{name} is {value} and must be at least {least}")
@@ -37,10 +46,11 @@ class EvaluationStream:
         first, end = bounds[:-1], bounds[1:]
         fed = np.maximum(first - -(-warm_up // segment), 0)
         fed[first == end] = end[first == end]  # a lane without a range of its own needs no warm-up
-        self._fed_from = fed * segment
-        self._scored_from = first * segment
-        self._stops = np.minimum(end * segment, len(split) - 1)
-        self._steps = int((end - fed).max())
+        chosen = slice(None) if own is None else slice(own.start, own.stop)
+        self._fed_from = (fed * segment)[chosen]
+        self._scored_from = (first * segment)[chosen]
+        self._stops = np.minimum(end * segment, len(split) - 1)[chosen]
+        self._steps = int((end - fed)[chosen].max(initial=0))
 
     def __len__(self) -> int:
         return self._steps
