@@ -32,7 +32,7 @@ from transformer_xl.data.store import Store, open_store
 from transformer_xl.data.text.display import readable
 from transformer_xl.data.text.streaming import Placed, placed_tokens, token_stream
 from transformer_xl.data.text.tokenizers import encode_utf8
-from transformer_xl.devices import AUTO, choose_device
+from transformer_xl.devices import AUTO, choose_device, to_device
 from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
 from transformer_xl.evaluation.lines import LAST_LINES, SCORED_AT_ONCE, By, LineScorer
@@ -328,7 +328,7 @@ class Loaded:
         for piece in pieces:
             for start in range(0, len(piece.token_P), SCORED_AT_ONCE):
                 some = slice(start, start + SCORED_AT_ONCE)
-                tokens_BT = torch.from_numpy(piece.token_P[some])[None].to(self.model.vocabulary.bias_V.device)
+                tokens_BT = to_device(torch.from_numpy(piece.token_P[some])[None], self.device)
                 nats = engine.score(tokens_BT)[0].float().cpu().numpy()
                 yield Scores(tokens=piece.token_P[some], offsets=piece.offset_P[some], nats=nats)
 

@@ -19,6 +19,7 @@ import torch
 from transformer_xl.console import progress
 from transformer_xl.data.text.tokenizers import Ids
 from transformer_xl.decoding import start_tokens
+from transformer_xl.devices import AUTO
 from transformer_xl.errors import InputError, MissingPackage, TransformerXLError
 from transformer_xl.evaluation.lines import SCORED_AT_ONCE
 from transformer_xl.inference import Reader
@@ -58,7 +59,7 @@ class TransformerXLHarness(LM):
             raise InputError("batch_size: 'auto' is not known here; give a number")
         # The harness says cuda:0 where nobody chose, whether there is one or not.
         nobody_chose = device is None or (device.startswith("cuda") and not torch.cuda.is_available())
-        device = "cpu" if device is None or nobody_chose else device
+        device = AUTO if device is None or nobody_chose else device
         self.loaded = load(run, memory=memory, clamp_len=clamp_len, same_length=same_length, device=device)
         if not self.loaded.model.config.remembers:
             raise InputError(f"{run}: a model with memory 0 sees no text before a token; give it some, as memory=128")

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl.cli.devices import ADAPTER_HELP, say_device
-from transformer_xl.devices import AUTO, DEVICES_HELP
+from transformer_xl.cli.devices import ADAPTER_HELP, add_device, say_device
 from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: what rounding the weights to bytes costs")
     add("--adapter", metavar="FILE", help=ADAPTER_HELP)
-    add("--device", default=AUTO, help=DEVICES_HELP)
+    add_device(parser)
     add("--json", action="store_true", help="print the result as JSON")
 
 

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli.devices import ADAPTER_HELP, say_device
-from transformer_xl.devices import AUTO, DEVICES_HELP
+from transformer_xl.cli.devices import ADAPTER_HELP, add_device, say_device
 from transformer_xl.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
     add("--adapter", metavar="FILE", help=ADAPTER_HELP)
-    add("--device", default=AUTO, help=DEVICES_HELP)
+    add_device(parser)
     add("--json", action="store_true", help="print texts, speed and settings as one JSON object")
 
 

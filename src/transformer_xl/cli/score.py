@@ -24,9 +24,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from transformer_xl.cli.devices import ADAPTER_HELP, say_device
+from transformer_xl.cli.devices import ADAPTER_HELP, add_device, say_device
 from transformer_xl.console import say
-from transformer_xl.devices import AUTO, DEVICES_HELP
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
     add("--adapter", metavar="FILE", help=ADAPTER_HELP)
-    add("--device", default=AUTO, help=DEVICES_HELP)
+    add_device(parser)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from transformer_xl.console import Advance
 from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, PaperEvaluation
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
+from transformer_xl.devices import to_device
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
 from transformer_xl.inference import make_reader
 from transformer_xl.inference.cache import kept_bytes
@@ -234,8 +235,8 @@ def _score_segments(
     device, reader = model.vocabulary.bias_V.device, None
     segment: Segment
     for segment in stream:
-        tokens_BT = torch.from_numpy(segment.tokens).to(device)
-        targets_BT = torch.from_numpy(segment.targets).to(device)
+        tokens_BT = to_device(torch.from_numpy(segment.tokens), device)
+        targets_BT = to_device(torch.from_numpy(segment.targets), device)
         check_tokens(targets_BT, vocabulary=model.config.vocabulary, name="targets", lowest=NOT_A_TARGET)
         if reader is None:
             lanes, window = tokens_BT.shape
@@ -252,7 +253,7 @@ def _score_segments(
 def _score_windows(model: AnyModel, split: Split, losses: Losses, *, window: int, advance: Advance | None) -> None:
     """The vanilla model's evaluation: the window moves by one token and is computed anew for each prediction."""
     device = model.vocabulary.bias_V.device
-    tokens = torch.from_numpy(np.asarray(split.tokens, dtype=np.int64)).to(device)
+    tokens = to_device(torch.from_numpy(np.asarray(split.tokens, dtype=np.int64)), device)
     if len(tokens) < 2:
         raise InputError(f"{split.name} has {len(tokens)} tokens: there is nothing to predict")
     first = tokens[: min(window, len(tokens) - 1) + 1][None]

@@ -231,7 +231,6 @@ class Engine(Reader):
         valid_B = None if bool((self.valid_B >= M).all()) else self.valid_B
         limit = self._visible_distance()
         mask = Mask(memory=M, segment=T, valid_B=valid_B, visible_distance=limit, device=hidden_BTD.device)
-        unreal_BS = torch.arange(M + T, device=mask.device) < (M - self.valid_B.to(mask.device))[:, None]
 
         def attend_kept(layer: Layer, query_BTX: Tensor, _: Tensor | None, key_value_BTX: Tensor) -> Tensor:
             (query_BHTK,), new = heads(layer, query_BTX), heads(layer, key_value_BTX)
@@ -242,7 +241,10 @@ class Engine(Reader):
             mixed_BTX = mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
             if layer.neighbours_WX is None:
                 return mixed_BTX
-            real_BHSK = known[1].masked_fill(unreal_BS[:, None, :, None], 0.0)
+            real_BHSK = known[1]
+            if mask.lowest_B is not None:
+                unreal_BS = torch.arange(M + T, device=mask.device) < mask.lowest_B[:, None]
+                real_BHSK = real_BHSK.masked_fill(unreal_BS[:, None, :, None], 0.0)
             value_BSX = real_BHSK.transpose(1, 2).flatten(2)
             return mixed_BTX + from_neighbours(layer, value_BSX, segment=T, reach=limit)
 

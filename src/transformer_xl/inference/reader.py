@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from transformer_xl.devices import to_device
 from transformer_xl.errors import CheckpointError, InputError, shown
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import AnyModel
@@ -82,6 +83,10 @@ class Reader(ABC):
         return chunk_of(self.lanes)
 
     # --- reading
+
+    def tokens(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """As many of each lane, [B, T], where the model is."""
+        return to_device(torch.tensor(rows), self.model.vocabulary.bias_V.device)
 
     @torch.inference_mode()
     def read(self, tokens_BT: Tensor) -> Tensor:
@@ -153,7 +158,7 @@ class Reader(ABC):
         loss_BT = self.model.vocabulary.loss(before_BTD, tokens_BT.long(), linear=self.linear)
         if bool(loss_BT.isnan().any()):
             raise InputError(NOT_FINITE)
-        loss_BT[unread_B.to(loss_BT.device), 0] = float("nan")
+        loss_BT[:, 0] = loss_BT[:, 0].masked_fill(to_device(unread_B, loss_BT.device), float("nan"))
         return loss_BT
 
     # --- lanes come and go
@@ -200,8 +205,9 @@ class Reader(ABC):
         return self, order
 
     def _follow(self, lanes: list[int]) -> None:
-        self.read_B = self.read_B[lanes]
-        self.last_hidden_BD = None if self.last_hidden_BD is None else self.last_hidden_BD[lanes]
+        self.read_B, last_BD = self.read_B[lanes], self.last_hidden_BD
+        if last_BD is not None:
+            self.last_hidden_BD = last_BD[to_device(torch.tensor(lanes, dtype=torch.int64), last_BD.device)]
 
     def _checked(self, lanes: Iterable[int]) -> list[int]:
         chosen = list(lanes)

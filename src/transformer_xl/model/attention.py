@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from transformer_xl import native
 from transformer_xl.config import ModelConfig
+from transformer_xl.devices import to_device
 from transformer_xl.model.dropout import draw_seed
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Attend, Layer
@@ -62,7 +63,8 @@ def relative_shift(by_distance_BHTS: Tensor) -> Tensor:
     """Scores by distance -> scores by key. Cells of the future hold garbage: mask them before anything else."""
     if torch.compiler.is_exporting():  # a view by strides has no counterpart in a graph for every length
         T, S = by_distance_BHTS.shape[2:]
-        column_TS = T - 1 - torch.arange(T)[:, None] + torch.arange(S)
+        device = by_distance_BHTS.device
+        column_TS = T - 1 - torch.arange(T, device=device)[:, None] + torch.arange(S, device=device)
         return by_distance_BHTS.gather(-1, column_TS.clamp(max=S - 1).expand(by_distance_BHTS.shape))
     if by_distance_BHTS.shape[2] == 1:  # there is nothing to shift
         return by_distance_BHTS
@@ -157,7 +159,7 @@ class Mask:
         """The first key of each lane that is real; None: of every lane the first."""
         if self.valid_B is None:
             return None
-        return (self.memory - self.valid_B).to(self.device, non_blocking=True)
+        return to_device(self.memory - self.valid_B, self.device)
 
 
 # --- who computes
