@@ -136,8 +136,7 @@ class TransformerXLHarness(LM):
             assert before_BD is not None
             tokens_BT = self._row(some)
             hidden_BTD = torch.cat([before_BD[:, None], reader.read(tokens_BT)[:, :-1]], dim=1)
-            with torch.inference_mode():
-                log_probability_BTV = reader.model.vocabulary.log_probabilities(hidden_BTD, linear=reader.linear)
+            log_probability_BTV = reader.log_probabilities(hidden_BTD)
             total += float(log_probability_BTV.gather(2, tokens_BT[..., None]).double().sum())
             likeliest = likeliest and bool((log_probability_BTV.argmax(dim=2) == tokens_BT).all())
         return total, likeliest

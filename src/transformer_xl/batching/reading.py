@@ -58,8 +58,7 @@ def scored(reader: Reader, tokens: Sequence[int], *, segment: int | None, likeli
         if before_BD is None:
             before_BD = torch.zeros_like(hidden_BTD[:, 0])
         before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
-        with torch.inference_mode():
-            loss_BT = reader.model.vocabulary.loss(before_BTD, piece_BT, linear=reader.linear)
+        loss_BT = reader.loss(before_BTD, piece_BT)
         loss_P: NDArray[np.float32] = loss_BT[0].float().cpu().numpy()
         words = list[Words | None]()
         for first in range(0, piece_BT.shape[1] if likeliest else 0, LANES):

@@ -81,11 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
     for position in positions:
         attention.check_position(position, tokens=len(tokens))
 
-    say_device(arguments, loaded)
     started_at = time.perf_counter()
     with progress("reading", total=len(tokens), unit="tokens") as advance:
         averages = attention.average_attention(model, tokens, lengths=lengths, advance=advance)
     seconds = time.perf_counter() - started_at
+    say_device(arguments, loaded)
     heads = heads or attention.widest_of_different_layers(averages, heads=HEADS_CHOSEN)
     positions = positions or [attention.last_full_position(averages, tokens=len(tokens))]
     maps = attention.attention_maps(model, tokens, lengths=lengths, heads=heads, positions=positions, rows=ROWS)

@@ -25,6 +25,7 @@ from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
 from transformer_xl.model.memory import check_fits
+from transformer_xl.model.products import computing_in
 from transformer_xl.model.protocol import NOT_FINITE, check_tokens
 
 RuleName = Literal["exact", "paper", "sliding"]
@@ -47,6 +48,8 @@ class Rule:
     score_boundaries: bool = False
     """For corpora made of sentences: whether the pair of marks between two sentences is scored, which makes figures look better."""
     weights: WeightKind = "exact"
+    precision: str = "float32"
+    """Of products."""
     recurrent: bool = False
     """A state is carried from token to token, however the text is cut."""
 
@@ -62,6 +65,8 @@ class Rule:
             seen += ", the pair of marks between sentences scored too"
         if self.weights == "int8":
             seen += ", weights rounded to int8"
+        if self.precision != "float32":
+            seen += f", products in {self.precision}"
         match self.name:
             case "exact":
                 return f"exact: every token after the first scored once in full context; {seen}"
@@ -158,14 +163,16 @@ def make_rule(
     if weights == "int8" and not lengths.memory:
         raise ConfigError("weights: 'int8' with memory 0; rounded weights are for reading with memory, take 'exact'")
     same = {field: getattr(lengths, field) for field in ("segment", "memory", "clamp_len", "same_length")}
-    asked = {"lanes": lanes, "score_boundaries": score_boundaries, "weights": weights}
-    return Rule(name=name, recurrent=model.config.recurrent, **same, **asked)
+    precision = "float32" if model.reads_in is None else str(model.reads_in).removeprefix("torch.")
+    chosen = {"lanes": lanes, "score_boundaries": score_boundaries, "weights": weights, "precision": precision}
+    return Rule(name=name, recurrent=model.config.recurrent, **same, **chosen)
 
 
 def score_split(model: AnyModel, split: Split, *, rule: Rule, advance: Advance | None = None) -> Losses:
     """Each token's loss in nats at its place in the split; NaN where the rule scores none (the first token, a dropped remainder)."""
     losses = np.full(len(split), np.nan, dtype=np.float32)
-    with using_lengths(model, rule), torch.inference_mode():
+    half = computing_in(model.reads_in, model.vocabulary.bias_V.device)
+    with using_lengths(model, rule), torch.inference_mode(), half:
         if rule.name == "sliding":
             _score_windows(model, split, losses, window=rule.segment, advance=advance)
         else:
@@ -243,7 +250,7 @@ def _score_segments(
             reader = make_reader(model, lanes=lanes, sight="segment", weights=weights, window=window)
         elif not model.config.remembers:
             reader.reset(range(reader.lanes))
-        loss_BT = model.vocabulary.loss(reader.read(tokens_BT), targets_BT, linear=reader.linear)
+        loss_BT = reader.loss(reader.read(tokens_BT), targets_BT)
         scored = segment.positions >= 0
         losses[segment.positions[scored]] = _numbers(loss_BT)[scored]
         if advance:

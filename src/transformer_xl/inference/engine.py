@@ -88,11 +88,12 @@ class Engine(Reader):
         like = model.vocabulary.bias_V
         if weights == "int8" and like.dtype != torch.float32:
             raise InputError(f"weights: 'int8' is for float32 models, and this one is {like.dtype}; take 'exact'")
-        cache = partial(Cache, config, lanes=lanes, memory=self.memory, like=like)
+        half = None if like.is_cpu else model.reads_in  # on a processor the kernels want float32
+        cache = partial(Cache, config, lanes=lanes, memory=self.memory, like=like.new_empty(0, dtype=half))
         super().__init__(model, lanes=lanes, kept=cache)
         self.sight = sight
         self.compiled = backend_of("layers", config, like) == "native"
-        self.linear = Linear(weights, compiled=native.usable(like))
+        self.linear = Linear(weights, compiled=native.usable(like), half=half)
         self.writes = self.compiled and native.supports("words", config)
         self._weights_at = like.data_ptr()
         self._distances: list[Distances] = []
@@ -117,7 +118,7 @@ class Engine(Reader):
         self._check_model()
         self.kept.make_room(tokens_BT.shape[1])
         hidden_BTD = self.model.enter(tokens_BT, linear=self.linear.exact, recent_BP=self.kept.recent_BP)
-        hidden_BTD = self._through_layers(hidden_BTD)
+        hidden_BTD = self._through_layers(hidden_BTD.to(self.model.vocabulary.bias_V.dtype))
         self.kept.advance(tokens_BT)
         return hidden_BTD
 

@@ -25,6 +25,7 @@ from transformer_xl.devices import to_device
 from transformer_xl.model.dropout import draw_seed
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Attend, Layer
+from transformer_xl.model.products import at_least_float32
 
 AttentionDropout = Callable[[Tensor], Tensor]
 Attention = Callable[..., Tensor]
@@ -83,7 +84,7 @@ def attend(
 ) -> Tensor:
     """What each query gathers, [B, H, T, K]. `mask_BTS` (or [1, T, S]) is True where a query must not look."""
     content_query_BHTK, position_BHTS = queries_and_positions(query_BHTK, distances)
-    score_BHTS = content_query_BHTK @ key_BHSK.transpose(-1, -2)  # (a) + (c)
+    score_BHTS = at_least_float32(content_query_BHTK @ key_BHSK.transpose(-1, -2))  # (a) + (c)
     if position_BHTS is not None:
         score_BHTS = score_BHTS + position_BHTS
     score_BHTS = score_BHTS.masked_fill(mask_BTS[:, None], float("-inf"))

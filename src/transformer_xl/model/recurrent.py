@@ -93,6 +93,8 @@ class Recurrent(nn.Module):
     recompute = False
     """Only Transformer-XL can; whoever asks for it here is refused by the configuration."""
     auxiliary_classifiers = ()
+    reads_in: torch.dtype | None = None
+    """What readers compute products in, where it is less than float32."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()

@@ -215,12 +215,8 @@ class Vocabulary(nn.Module):
 
     @staticmethod
     def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(_at_least_float32(logits), target, reduction="none", ignore_index=NOT_A_TARGET)
+        return F.cross_entropy(products.at_least_float32(logits), target, reduction="none", ignore_index=NOT_A_TARGET)
 
     @staticmethod
     def _log_softmax(logits: Tensor) -> Tensor:
-        return F.log_softmax(_at_least_float32(logits), dim=-1)
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
+        return F.log_softmax(products.at_least_float32(logits), dim=-1)

@@ -17,9 +17,10 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.feeding.lanes import Lanes
 from transformer_xl.data.feeding.sentences import SentenceLanes
 from transformer_xl.data.store import Store
+from transformer_xl.devices import half_of
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
 from transformer_xl.evaluation import Figures
-from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model, parameter_count
+from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model, parameter_count, reading_in
 from transformer_xl.model.adapters import attach, merged, merged_in_place
 from transformer_xl.model.memory import check_fits
 from transformer_xl.training.chance import Chance
@@ -141,8 +142,11 @@ class Session:
     def model_to_use(self) -> Iterator[AnyModel]:
         """For rank 0, with the help of all: the model with `weights_to_use`, which under fsdp is a second one that is not sharded. An adapter is
         merged, because those who only read know none."""
+        # As it is trained. A processor reads no float16, and rounds bfloat16 where it multiplies it.
+        precision = self.config.training.precision
+        half = None if (self.device.type, precision) == ("cpu", "float16") else half_of(precision, self.device)
         if self.ranks.parallel != "fsdp":
-            with self.average.in_place(self.model), merged_in_place(self.model):
+            with self.average.in_place(self.model), merged_in_place(self.model), reading_in(self.model, half):
                 yield self.model
             return
         weights = merged(self.weights_to_use())
@@ -150,7 +154,8 @@ class Session:
             model = build_model(self.config.model)
         if self.ranks.first:
             model.load_state_dict({name: value.to(self.device) for name, value in weights.items()}, assign=True)
-        yield model
+        with reading_in(model, half):
+            yield model
 
     def state(self) -> TrainingState:
         """Whole on rank 0, with the help of all; the same files whatever the number of ranks."""
