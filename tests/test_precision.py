@@ -13,10 +13,12 @@ from card import CARD, inserted
 from small_run import SMALL
 from transformer_xl import devices
 from transformer_xl.cli import main
+from transformer_xl.config import ModelConfig
 from transformer_xl.devices import choose_device, computing_on, half_of
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import products
 from transformer_xl.training.session import Session
+from transformer_xl.training.step import take_step
 
 TEXT = "def f(x):\n    return x\n" * 8
 CLOSE = 0.02
@@ -100,6 +102,25 @@ def test_an_engine_saved_in_half_precision_goes_on_in_another(trained_run, tmp_p
         assert torch.equal(again.score(again.tokens([tokens])).cpu(), expected)
     whole = txl.load(trained_run, device="cpu").engine(state=tmp_path / "state")
     torch.testing.assert_close(whole.score(whole.tokens([tokens])), expected, atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize("model", [{}, {"vocabulary": 20_000, "cutoffs": (40, 100)}], ids=["plain", "one table"])
+def test_a_training_step_on_a_card(model, byte_store):
+    """Where a large table has one gradient, under autocast too."""
+    model = ModelConfig(**{**vars(SMALL.model), **model})
+
+    def losses(device, precision):
+        config = replace(SMALL, model=model, training=replace(SMALL.training, precision=precision))
+        session = Session.fresh(config, store=byte_store, device=torch.device(device))
+        found = [(update := take_step(session, session.lanes.next())).nats / update.tokens for _ in range(3)]
+        assert session.model.vocabulary.tables[0].grad.dtype == torch.float32
+        return found
+
+    expected = losses("cpu", "float32")
+    with inserted(bfloat16=True):
+        found = losses("cuda", "bfloat16")
+    assert found != expected
+    np.testing.assert_allclose(found, expected, atol=2 * CLOSE)
 
 
 def test_validation_is_in_the_precision_of_training(byte_store):

@@ -164,8 +164,8 @@ def make_rule(
         raise ConfigError("weights: 'int8' with memory 0; rounded weights are for reading with memory, take 'exact'")
     same = {field: getattr(lengths, field) for field in ("segment", "memory", "clamp_len", "same_length")}
     precision = "float32" if model.reads_in is None else str(model.reads_in).removeprefix("torch.")
-    chosen = {"lanes": lanes, "score_boundaries": score_boundaries, "weights": weights, "precision": precision}
-    return Rule(name=name, recurrent=model.config.recurrent, **same, **chosen)
+    how: dict[str, Any] = {"score_boundaries": score_boundaries, "weights": weights, "precision": precision}
+    return Rule(name=name, recurrent=model.config.recurrent, lanes=lanes, **same, **how)
 
 
 def score_split(model: AnyModel, split: Split, *, rule: Rule, advance: Advance | None = None) -> Losses:

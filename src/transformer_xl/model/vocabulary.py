@@ -75,9 +75,7 @@ class Vocabulary(nn.Module):
         config = self.config
         shared = self.one_table and config.tie_embeddings and not config.has_projection(0)
         learns = torch.is_grad_enabled() and self.tables[0].requires_grad
-        # Under autocast the products are in another type than the table, which autograd sees to.
-        plain = not torch.is_autocast_enabled(tokens_BT.device.type)
-        if not (shared and learns and plain and config.vocabulary >= MANY_WORDS):
+        if not (shared and learns and config.vocabulary >= MANY_WORDS):
             return None
         spare_VE, self.spare_gradient = self.spare_gradient, None
         return TableGradient(spare_VE)
