@@ -113,7 +113,9 @@ class Session:
         if isinstance(model, TransformerXL) and model.ngrams is not None:
             # Exchanged gradients are dense, and of the optimisers one takes rows.
             model.ngrams.sparse_gradient = ranks.count == 1 and config.training.optimiser == "muon"
-        wrapped = ranks.wrap(model, device=device)
+        # On a processor the kernels want float32.
+        half = None if device.type == "cpu" else half_of(config.training.precision, device)
+        wrapped = ranks.wrap(model, device=device, half=half)
         if not ranks.first:
             chance = Chance(ranks.seed(config.training.seed, step=0), device=device)
         return cls(
