@@ -14,6 +14,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
 
     return are_here
 

@@ -32,7 +32,7 @@ from transformer_xl.data.store import Store, open_store
 from transformer_xl.data.text.display import readable
 from transformer_xl.data.text.streaming import Placed, placed_tokens, token_stream
 from transformer_xl.data.text.tokenizers import encode_utf8
-from transformer_xl.devices import AUTO, choose_device
+from transformer_xl.devices import AUTO, Precision, choose_device, half_of, to_device
 from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
 from transformer_xl.evaluation.lines import LAST_LINES, SCORED_AT_ONCE, By, LineScorer
@@ -328,7 +328,7 @@ class Loaded:
         for piece in pieces:
             for start in range(0, len(piece.token_P), SCORED_AT_ONCE):
                 some = slice(start, start + SCORED_AT_ONCE)
-                tokens_BT = torch.from_numpy(piece.token_P[some])[None].to(self.model.vocabulary.bias_V.device)
+                tokens_BT = to_device(torch.from_numpy(piece.token_P[some])[None], self.device)
                 nats = engine.score(tokens_BT)[0].float().cpu().numpy()
                 yield Scores(tokens=piece.token_P[some], offsets=piece.offset_P[some], nats=nats)
 
@@ -388,11 +388,15 @@ def load(
     clamp_len: int | None = None,
     same_length: bool | None = None,
     device: str = AUTO,
+    precision: Precision = "float32",
     adapter: Path | str | None = None,
 ) -> Loaded:
     """A run's best checkpoint, or the checkpoint in a folder; with other lengths than it was trained with, and with an adapter's file added to its
-    weights, where given."""
-    checkpoint = load_checkpoint(run, device=str(choose_device(device)), adapter=adapter)
+    weights, where given. `precision`: of products when it evaluates, generates and scores; weights, norms, softmax sums, losses and positions are float32."""
+    place = choose_device(device)
+    half = half_of(precision, place)
+    checkpoint = load_checkpoint(run, device=str(place), adapter=adapter)
+    checkpoint.model.reads_in = half
     checkpoint.model.set_lengths(memory=memory, clamp_len=clamp_len, same_length=same_length)
     changes = {"memory": memory, "clamp_len": clamp_len, "same_length": same_length}
     asked = {name: value for name, value in changes.items() if value is not None}
@@ -409,12 +413,15 @@ def from_pretrained(
     clamp_len: int | None = None,
     same_length: bool | None = None,
     device: str = AUTO,
+    precision: Precision = "float32",
 ) -> Loaded:
     """Any checkpoint: a run of ours is loaded as it is; somebody else's file or folder is imported, as `txl import` does, into a folder that lives as
     long as what is returned. Nothing is downloaded."""
     path = Path(source)
     if is_ours(path):
-        return load(path, memory=memory, clamp_len=clamp_len, same_length=same_length, device=device)
+        return load(
+            path, memory=memory, clamp_len=clamp_len, same_length=same_length, device=device, precision=precision
+        )
     if not path.exists() and not path.with_name(f"{path.name}.index").exists():
         raise CheckpointError(
             f"there is no {source} here, and names of models on a hub are not looked up; download it and name its folder"
@@ -427,7 +434,7 @@ def from_pretrained(
         from transformer_xl.interop.importing import import_run
 
         lengths = Lengths(memory=memory, clamp_len=clamp_len, same_length=same_length)
-        loaded = load(import_run(path, scratch / "run", lengths=lengths).run, device=device)
+        loaded = load(import_run(path, scratch / "run", lengths=lengths).run, device=device, precision=precision)
     except BaseException:
         shutil.rmtree(scratch)
         raise

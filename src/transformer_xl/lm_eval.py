@@ -19,6 +19,7 @@ import torch
 from transformer_xl.console import progress
 from transformer_xl.data.text.tokenizers import Ids
 from transformer_xl.decoding import start_tokens
+from transformer_xl.devices import AUTO
 from transformer_xl.errors import InputError, MissingPackage, TransformerXLError
 from transformer_xl.evaluation.lines import SCORED_AT_ONCE
 from transformer_xl.inference import Reader
@@ -58,7 +59,7 @@ class TransformerXLHarness(LM):
             raise InputError("batch_size: 'auto' is not known here; give a number")
         # The harness says cuda:0 where nobody chose, whether there is one or not.
         nobody_chose = device is None or (device.startswith("cuda") and not torch.cuda.is_available())
-        device = "cpu" if device is None or nobody_chose else device
+        device = AUTO if device is None or nobody_chose else device
         self.loaded = load(run, memory=memory, clamp_len=clamp_len, same_length=same_length, device=device)
         if not self.loaded.model.config.remembers:
             raise InputError(f"{run}: a model with memory 0 sees no text before a token; give it some, as memory=128")
@@ -135,8 +136,7 @@ class TransformerXLHarness(LM):
             assert before_BD is not None
             tokens_BT = self._row(some)
             hidden_BTD = torch.cat([before_BD[:, None], reader.read(tokens_BT)[:, :-1]], dim=1)
-            with torch.inference_mode():
-                log_probability_BTV = reader.model.vocabulary.log_probabilities(hidden_BTD, linear=reader.linear)
+            log_probability_BTV = reader.log_probabilities(hidden_BTD)
             total += float(log_probability_BTV.gather(2, tokens_BT[..., None]).double().sum())
             likeliest = likeliest and bool((log_probability_BTV.argmax(dim=2) == tokens_BT).all())
         return total, likeliest

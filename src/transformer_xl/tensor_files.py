@@ -133,9 +133,9 @@ def write_tensors(
     path: Path | str, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> None:
     """A file that stands alone, and therefore carries its own checksum."""
-    told = dict(metadata or {})
+    told, here = dict(metadata or {}), {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     with atomic_file(path) as file:
-        file.write(as_safetensors(dict(tensors), {**told, CHECKSUM: checksum(tensors, told)}))
+        file.write(as_safetensors(here, {**told, CHECKSUM: checksum(here, told)}))
 
 
 def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

@@ -16,9 +16,9 @@ KINDS = [
 ]
 
 
-def learned(changes, monkeypatch, *, passes, many_words):
+def learned(changes, monkeypatch, *, passes, many_words, dtype=torch.float64):
     monkeypatch.setattr(vocabulary, "MANY_WORDS", many_words)
-    model = build(train=True, **changes)
+    model = build(train=True, **changes).to(dtype)
     assert (model.vocabulary.table_gradient(torch.zeros(1, 1)) is None) == (many_words > 13)
     torch.manual_seed(5)
     losses, memory = [], None
@@ -45,6 +45,24 @@ def test_one_gradient_is_the_sum_of_many(changes, passes, monkeypatch):
         torch.testing.assert_close(
             found[name], expected[name], rtol=0, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.parametrize("changes", [kind for kind in KINDS if "word_dropout" not in kind], ids=str)
+def test_under_autocast_it_rounds_as_autograd_does(changes, monkeypatch):
+    """Both are compared with what is exact: the one gradient may be off by what the sum of many is off, and is as precise as its table."""
+    how = {"passes": 1, "monkeypatch": monkeypatch}
+    exact = learned(changes, many_words=1000, **how)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = learned(changes, many_words=1, dtype=torch.float32, **how)
+        sums = learned(changes, many_words=1000, dtype=torch.float32, **how)
+    rounded = 0.0
+    for name, expected in exact.items():
+        assert found[name].dtype == torch.float32
+        off, allowed = ((one[name].double() - expected).norm() / expected.norm() for one in (found, sums))
+        assert off <= 2 * allowed + 0.01, f"{name}: {off:.4f} where autograd's sum is {allowed:.4f} off"
+        assert off < 0.1 or allowed > 0.05, name
+        rounded = max(rounded, float(off))
+    assert rounded > 1e-4, "nothing was rounded"
 
 
 @pytest.mark.parametrize("few", [0, 64])

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.optim import AdamW
 
+from card import inserted
 from small_run import SMALL
 from torchrun import checkpoint_of, launch
 from transformer_xl.model import build_model, parameter_count
 from transformer_xl.presets import find_preset
 from transformer_xl.training import train
 from transformer_xl.training.footprint import weights_of
-from transformer_xl.training.muon import MOMENTUM, TURNS, orthogonal
+from transformer_xl.training.muon import MOMENTUM, TURNS, half_for, orthogonal
 from transformer_xl.training.optimisation import build_optimiser, gradient_norm, set_rate
 
 RUN = replace(
@@ -35,6 +36,26 @@ def test_singular_values_become_one(shape):
     found = orthogonal(1e3 * left @ torch.diag(values) @ right)
     assert found.shape == shape
     torch.testing.assert_close(found, left @ right, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (40, 56), (40, 160), (160, 40)])
+def test_rounded_products_still_make_singular_values_about_one(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    found, exact = orthogonal(matrix, half=torch.bfloat16), orthogonal(matrix)
+    assert found.dtype == torch.float32
+    values = torch.linalg.svdvals(found)
+    assert 0.6 < float(values.min()) < float(values.max()) < 1.4
+    assert float((found * exact).sum() / found.norm() / exact.norm()) > 0.995
+
+
+def test_products_are_rounded_on_a_card_that_multiplies_bfloat16_and_nowhere_else():
+    half_for.cache_clear()
+    assert half_for(torch.device("cpu")) is None
+    for bfloat16 in (False, True):
+        half_for.cache_clear()
+        with inserted(bfloat16=bfloat16):
+            assert half_for(torch.device("cuda")) == (torch.bfloat16 if bfloat16 else None)
+    half_for.cache_clear()
 
 
 def test_a_gradient_of_nothing_moves_nothing():

@@ -281,3 +281,16 @@ def test_an_adapter_is_trained_by_two_ranks_as_by_one(trained_run, byte_store, t
     refused = [*words, str(tmp_path / "three"), "--parallel", "fsdp"]
     done = subprocess.run(refused, env=environment(), capture_output=True, text=True)
     assert "train it with --parallel ddp" in done.stderr
+
+
+def test_layers_gathered_in_half_precision(tmp_path):
+    """fsdp's policy as cards have it: bfloat16 travels and multiplies, gradients and the sum that layers add to are float32."""
+    script, out = Path(__file__).with_name("half_shards.py"), tmp_path / "found.json"
+    path = {"PYTHONPATH": f"{script.parents[1]}:{environment().get('PYTHONPATH', '')}"}
+    subprocess.run([*TORCHRUN, str(script), str(out)], check=True, env={**environment(), **path}, timeout=300)
+    found = json.loads(out.read_text())
+    assert found["types"] == ["torch.bfloat16"]
+    assert found["residual"] == "torch.float32"
+    whole, sharded = found["losses"]
+    assert math.isclose(whole, sharded, rel_tol=2e-3)
+    assert found["off"] < 0.03

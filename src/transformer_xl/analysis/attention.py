@@ -16,6 +16,7 @@ from torch import Tensor
 from transformer_xl.analysis.terms import TOTAL, Scores, recording
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.console import Advance
+from transformer_xl.devices import to_device
 from transformer_xl.errors import InputError
 from transformer_xl.evaluation.scoring import Rule, make_rule, using_lengths, warm_up_tokens
 from transformer_xl.model import TransformerXL
@@ -267,7 +268,7 @@ def _segments(model: TransformerXL, tokens: Tokens, *, rule: Rule, begin: int = 
     device = model.vocabulary.bias_V.device
     for start in range(begin, len(tokens), rule.segment):
         segment = np.asarray(tokens[start : start + rule.segment], dtype=np.int64)
-        yield start, torch.from_numpy(segment)[None].to(device)
+        yield start, to_device(torch.from_numpy(segment)[None], device)
 
 
 def sight(model: TransformerXL, lengths: EvaluationConfig, *, tokens: int) -> Rule:

@@ -23,6 +23,7 @@ from transformer_xl.config import NOT_A_TARGET, EvaluationConfig, ModelConfig, R
 from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY
 from transformer_xl.console import progress
 from transformer_xl.data.store import Split
+from transformer_xl.devices import to_device
 from transformer_xl.errors import InputError
 from transformer_xl.evaluation import make_rule
 from transformer_xl.evaluation.scoring import KEPT_BYTES, MOST_LANES, using_lengths
@@ -155,10 +156,11 @@ def _score(
     with progress("reading contexts", total=sum(block.size for block in blocks), unit="tokens") as advance:
         advance(sum(block.size for block in blocks[:done]))
         for number, block in enumerate(blocks[done:], start=done + 1):
-            tokens_BT = torch.from_numpy(split.tokens[block.inputs_BT].astype(np.int64)).to(like.device)
+            tokens_BT = to_device(torch.from_numpy(split.tokens[block.inputs_BT].astype(np.int64)), like.device)
             targets_BC = np.where(block.scored_BC, split.tokens[block.targets_BC].astype(np.int64), NOT_A_TARGET)
             hidden_BCD = hidden(tokens_BT, block.lengths)
-            loss_BC = model.vocabulary.loss(hidden_BCD, torch.from_numpy(targets_BC).to(like.device)).cpu().numpy()
+            wanted_BC = to_device(torch.from_numpy(targets_BC), like.device)
+            loss_BC = model.vocabulary.loss(hidden_BCD, wanted_BC).cpu().numpy()
             lane, column = np.nonzero(block.scored_BC)
             loss_CP[column, block.targets_BC[lane, column] - stretch.first] = loss_BC[lane, column]
             advance(block.size)
@@ -208,7 +210,7 @@ def _reader(model: AnyModel, *, lanes: int) -> Hidden:
         return lambda tokens_BT, lengths: torch.stack(
             [model(tokens_BT[:, :length]).hidden_BTD[:, -1] for length in lengths], dim=1
         )
-    return lambda tokens_BT, lengths: model(tokens_BT).hidden_BTD[:, [length - 1 for length in lengths]]
+    return lambda tokens_BT, lengths: _columns(model(tokens_BT).hidden_BTD, [length - 1 for length in lengths])
 
 
 def _with_memory(engine: Reader) -> Hidden:
@@ -220,10 +222,14 @@ def _with_memory(engine: Reader) -> Hidden:
         for start in range(0, lengths[-1], reader.chunk):
             hidden_BTD = reader.read(tokens_BT[:, start : start + reader.chunk])
             columns = [length - 1 - start for length in lengths if 0 <= length - 1 - start < hidden_BTD.shape[1]]
-            parts.append(hidden_BTD[:, columns])
+            parts.append(_columns(hidden_BTD, columns))
         return torch.cat(parts, dim=1)
 
     return hidden
+
+
+def _columns(hidden_BTD: Tensor, columns: list[int]) -> Tensor:
+    return hidden_BTD[:, to_device(torch.tensor(columns, dtype=torch.int64), hidden_BTD.device)]
 
 
 # --- keeping

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import torch
+
 from transformer_xl import native
 from transformer_xl.batching.lanes import LANES
 from transformer_xl.inference.cache import kept_bytes
@@ -58,6 +60,14 @@ def needed_bytes(costs: Sequence[Cost], *, admitted: int, sessions: int) -> int:
     every = sum(written * cost.lane + 2 * cost.engine + cost.working for cost in costs)
     largest = max(cost.engine for cost in costs)
     return every + (2 * admitted + sessions + 3) * largest
+
+
+def free_on(device: torch.device) -> int | None:
+    """Where models compute: what is free on a card, or what this process may still take of the machine; None where nobody tells."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    return available_bytes() if device.type == "cpu" else None
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:

@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
 from transformer_xl.decoding import Sampler, Sampling, TextStream
 from transformer_xl.decoding import lanes as decoding
@@ -94,7 +92,7 @@ class Writing:
             state = None
             if self.options.keep:
                 own = reader.select([place])
-                own.read(torch.tensor([[picked.token]]))
+                own.read(own.tokens([[picked.token]]))
                 state = own, self._text.fork(stop=())
             events.append(Ended(reason=reason, state=state))
         return events

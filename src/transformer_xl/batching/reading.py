@@ -30,7 +30,7 @@ def read(reader: Reader, tokens: Sequence[int], *, segment: int | None) -> Gener
     begin = (len(tokens) - 1) // segment * segment if segment else 0
     for start in range(begin, len(tokens), CHUNK):
         piece = tokens[start : start + CHUNK]
-        reader.read(torch.tensor([piece]))
+        reader.read(reader.tokens([piece]))
         yield len(piece)
 
 
@@ -50,7 +50,7 @@ def scored(reader: Reader, tokens: Sequence[int], *, segment: int | None, likeli
     before_BD = reader.last_hidden_BD if reader.read_B[0] else None
     edges = reader.model.config.cluster_edges
     for start in range(0, len(tokens), segment or CHUNK):
-        piece_BT = torch.tensor([tokens[start : start + (segment or CHUNK)]])
+        piece_BT = reader.tokens([tokens[start : start + (segment or CHUNK)]])
         if segment:
             reader.reset([0])
         hidden_BTD = reader.read(piece_BT)
@@ -58,9 +58,8 @@ def scored(reader: Reader, tokens: Sequence[int], *, segment: int | None, likeli
         if before_BD is None:
             before_BD = torch.zeros_like(hidden_BTD[:, 0])
         before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
-        with torch.inference_mode():
-            loss_BT = reader.model.vocabulary.loss(before_BTD, piece_BT, linear=reader.linear)
-        loss_P: NDArray[np.float32] = loss_BT[0].float().numpy()
+        loss_BT = reader.loss(before_BTD, piece_BT)
+        loss_P: NDArray[np.float32] = loss_BT[0].float().cpu().numpy()
         words = list[Words | None]()
         for first in range(0, piece_BT.shape[1] if likeliest else 0, LANES):
             rows_PD = before_BTD[0, first : first + LANES]

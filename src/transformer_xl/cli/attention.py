@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformer_xl.cli.devices import add_device, say_device
 from transformer_xl.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="and at this token of the text; may be repeated (default: the last that sees a full memory)",
     )
     add("--out", metavar="DIR", help="where to write, if not among the run's figures")
+    add_device(parser)
     add("--json", action="store_true", help="print what attention.json holds")
 
 
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tokens is not None and arguments.tokens < 0:
         raise ConfigError(f"--tokens: {arguments.tokens} is no number of tokens; give two or more")
     heads = [parse_head(word) for word in arguments.head]
-    loaded = load(arguments.run, device="cpu")
+    loaded = load(arguments.run, device=arguments.device)
     model = check_attends(loaded.model, name=arguments.run)
     folder, lengths = out_folder(arguments, loaded), loaded.config.evaluation
     if arguments.memory is not None:
@@ -83,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress("reading", total=len(tokens), unit="tokens") as advance:
         averages = attention.average_attention(model, tokens, lengths=lengths, advance=advance)
     seconds = time.perf_counter() - started_at
+    say_device(arguments, loaded)
     heads = heads or attention.widest_of_different_layers(averages, heads=HEADS_CHOSEN)
     positions = positions or [attention.last_full_position(averages, tokens=len(tokens))]
     maps = attention.attention_maps(model, tokens, lengths=lengths, heads=heads, positions=positions, rows=ROWS)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.data import table
+from transformer_xl.cli.devices import add_device, say_device
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
 
@@ -36,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="M", type=int, help="positions remembered, by all")
     add("--tokens", metavar="N", type=int, help="only the first N tokens (of the first run's, where they have others)")
     add("--plot", type=Path, metavar="FILE", help="the curves (default: compare.png, where matplotlib is installed)")
-    add("--device", default="cpu")
+    add_device(parser)
     add("--json", action="store_true", help="print everything as JSON")
 
 
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tokens is not None and arguments.tokens < 2:
         raise ConfigError(f"--tokens: {shown(arguments.tokens)} leaves nothing to predict; take at least 2")
     models = {name: load(name, device=arguments.device) for name in names}
+    say_device(arguments, models[names[0]])
     compared = of_text(arguments, models) if arguments.text is not None else of_split(arguments, models)
     warnings = [*differences(compared), *(unknowns(compared) if arguments.text is not None else [])]
     plot = draw(arguments, models)

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl.cli.devices import ADAPTER_HELP, say_device
-from transformer_xl.devices import AUTO, DEVICES_HELP
+from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
 from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -43,7 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--score-boundaries", action="store_true", help="lm1b: score the pair of marks between sentences too")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: what rounding the weights to bytes costs")
     add("--adapter", metavar="FILE", help=ADAPTER_HELP)
-    add("--device", default=AUTO, help=DEVICES_HELP)
+    add_device(parser)
+    add_precision(parser, default="float32")
     add("--json", action="store_true", help="print the result as JSON")
 
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--sweep evaluates many times; it goes with neither --per-token nor --sliding")
     if arguments.per_token and not Path(arguments.per_token).parent.is_dir():
         raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
-    loaded = load(arguments.run, device=arguments.device, adapter=arguments.adapter)
+    loaded = load(arguments.run, device=arguments.device, precision=arguments.precision, adapter=arguments.adapter)
     if arguments.data is not None:  # figures are of the text that was read, whatever the model learned from
         read = loaded.store(arguments.data).manifest
         loaded.checkpoint.about = replace(loaded.checkpoint.about, corpus=read.name, rule=read.rule)
@@ -88,6 +88,7 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
             np.save(file, losses[~np.isnan(losses)])  # scored tokens only, in order
     result = {**header(arguments, loaded), **found.as_json()}
     rounded = "" if rule.weights == "exact" else f"-{rule.weights}"
+    rounded += "" if rule.precision == "float32" else f"-{rule.precision}"
     record(loaded, result, name=f"{arguments.split}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}{rounded}")
     if arguments.json:
         print(json.dumps(result, indent=2))

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli.devices import ADAPTER_HELP, say_device
-from transformer_xl.devices import AUTO, DEVICES_HELP
+from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
 from transformer_xl.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -70,7 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
     add("--adapter", metavar="FILE", help=ADAPTER_HELP)
-    add("--device", default=AUTO, help=DEVICES_HELP)
+    add_device(parser)
+    add_precision(parser, default="auto")
     add("--json", action="store_true", help="print texts, speed and settings as one JSON object")
 
 
@@ -82,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = read_prompt(arguments)
     arguments.stop = [typed_text("--stop", text) for text in arguments.stop]
     sampling = Sampling(**{name: getattr(arguments, name) for name in CHANCE if getattr(arguments, name) is not None})
-    loaded = load(arguments.run, memory=arguments.memory, device=arguments.device, adapter=arguments.adapter)
+    where = {"device": arguments.device, "precision": arguments.precision, "adapter": arguments.adapter}
+    loaded = load(arguments.run, memory=arguments.memory, **where)
     say_device(arguments, loaded)
     if arguments.paper:
         return paper(arguments, loaded, sampling)

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformer_xl.cli.devices import add_device, say_device
 from transformer_xl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--data", metavar="DIR", help="the data, where it is not where the first run was trained on it")
     add("--memory", metavar="M", type=int, help="positions remembered by the models that have a memory")
     add("--out", metavar="DIR", help="where recl.json and the figures go")
+    add_device(parser)
     add("--json", action="store_true", help="print the result as JSON")
 
 
@@ -177,7 +179,7 @@ def read_runs(
     from transformer_xl.checkpoint import same_tokenizer
     from transformer_xl.library import load
 
-    loaded = [load(path, device="cpu") for path in arguments.runs]
+    loaded = [load(path, device=arguments.device) for path in arguments.runs]
     first = loaded[0]
     for path, other in zip(arguments.runs[1:], loaded[1:], strict=True):
         if not same_tokenizer(other.checkpoint.folder, first.checkpoint.folder / "tokenizer"):
@@ -191,6 +193,7 @@ def read_runs(
         tokens = len(files[0].losses[min(files[0].losses)])
     stretch = make_stretch(split, lengths=lengths, tokens=tokens, most=TOKENS)
     settings = chosen_evaluation(arguments, loaded)
+    say_device(arguments, first)
     members = [
         read_contexts(path, one, split, stretch=stretch, evaluation=evaluation)
         for path, one, evaluation in zip(arguments.runs, loaded, settings, strict=True)

@@ -24,9 +24,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from transformer_xl.cli.devices import ADAPTER_HELP, say_device
+from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
 from transformer_xl.console import say
-from transformer_xl.devices import AUTO, DEVICES_HELP
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
     add("--weights", choices=("exact", "int8"), default="exact", help="int8: faster, and a little less exact")
     add("--adapter", metavar="FILE", help=ADAPTER_HELP)
-    add("--device", default=AUTO, help=DEVICES_HELP)
+    add_device(parser)
+    add_precision(parser, default="float32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError(f"--{option} is for --by line and --by document")
     if by_token and arguments.above is not None and arguments.above.share is not None:
         raise InputError("--above P% compares lines or documents; give --by line, or --above BITS")
-    loaded = load(arguments.run, memory=arguments.memory, device=arguments.device, adapter=arguments.adapter)
+    where = {"device": arguments.device, "precision": arguments.precision, "adapter": arguments.adapter}
+    loaded = load(arguments.run, memory=arguments.memory, **where)
     show = print_scores if by_token else print_lines
     with ExitStack() as opened:
         if arguments.state is not None:

@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_xl.cli.devices import add_device, add_precision
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
+    from transformer_xl.devices import Precision
     from transformer_xl.serving.api.models import Served
     from transformer_xl.serving.limits import Limits
 
@@ -30,6 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--admit", metavar="N", type=int, default=64, help="texts at a time; more are answered 429 (64)")
     add("--max-sessions", metavar="N", type=int, default=32, help="sessions in memory; more are answered 409 (32)")
     add("--deadline", metavar="SECONDS", type=float, default=120.0, help="for one request, then 504 (120)")
+    add_device(parser)
+    add_precision(parser, default="auto")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,11 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
     from transformer_xl.console import say
+    from transformer_xl.devices import choose_device, computing_on, half_of
     from transformer_xl.serving.api.saved import writable_by_others
     from transformer_xl.serving.limits import Limits
 
     asked = Limits(admitted=arguments.admit, sessions=arguments.max_sessions, deadline_seconds=arguments.deadline)
-    models, limits = load_models([Path(run) for run in arguments.runs], memory=arguments.memory, limits=asked)
+    runs, device = [Path(run) for run in arguments.runs], choose_device(arguments.device)
+    where = {"device": str(device), "precision": arguments.precision}
+    models, limits = load_models(runs, memory=arguments.memory, limits=asked, **where)
+    say(computing_on(device, half=half_of(arguments.precision, device)))
     if limits != asked:
         say(
             f"there is memory for {limits.admitted} texts and {limits.sessions} sessions at a time, not for {asked.admitted} and {asked.sessions};"
@@ -65,18 +73,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def load_models(runs: list[Path], *, memory: int | None, limits: "Limits") -> tuple[list["Served"], "Limits"]:
+def load_models(
+    runs: list[Path], *, memory: int | None, limits: "Limits", device: str, precision: "Precision"
+) -> tuple[list["Served"], "Limits"]:
     """The models, and the limits that there is memory for: reckoned before any of it is taken."""
-    from transformer_xl.batching.budget import Cost, available_bytes
+    from transformer_xl.batching.budget import Cost, free_on
     from transformer_xl.library import load
     from transformer_xl.serving.api.admission import within_memory
     from transformer_xl.serving.api.models import Served, name_of
 
     models, costs, fitting = list[Served](), list[Cost](), limits
     for run in runs:
-        checkpoint = load(run, memory=memory, device="cpu").checkpoint
+        checkpoint = load(run, memory=memory, device=device, precision=precision).checkpoint
         costs.append(Cost.of(checkpoint.model, segment=checkpoint.config.training.segment))
-        fitting = within_memory(limits, costs, available=available_bytes())
+        fitting = within_memory(limits, costs, available=free_on(checkpoint.model.vocabulary.bias_V.device))
         models.append(Served(name_of(run, [one.name for one in models]), checkpoint, limits=limits))
     return models, fitting
 

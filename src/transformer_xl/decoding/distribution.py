@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transformer_xl.devices import to_device
 from transformer_xl.errors import InputError
 from transformer_xl.model.protocol import NOT_FINITE
 
@@ -153,7 +154,9 @@ class Distribution:
 
     @torch.inference_mode()
     def _open(self, tail: int, lanes: list[int]) -> None:
-        hidden_BD = self._hidden_BD if len(lanes) == len(self.lanes) else self._hidden_BD[sorted(lanes)]
+        hidden_BD = self._hidden_BD
+        if len(lanes) < len(self.lanes):
+            hidden_BD = hidden_BD[to_device(torch.tensor(sorted(lanes)), hidden_BD.device)]
         tail_BV = _log_softmax(self._source.cluster_logits(tail, hidden_BD))
         for lane, log_probability_V in zip(sorted(lanes), tail_BV, strict=True):
             self.lanes[lane].open(tail, log_probability_V)

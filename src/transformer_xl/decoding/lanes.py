@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import torch
-
 from transformer_xl import native
 from transformer_xl.decoding.distribution import Answer, Distribution, Lane, Question, Words
 from transformer_xl.decoding.sampling import Sampler
@@ -75,8 +73,7 @@ class Lanes(Generic[W]):
         reader = self._reader()
         if self._unread:
             self._forget()
-            device = reader.model.vocabulary.bias_V.device
-            reader.read(torch.tensor(self._unread, device=device)[:, None])
+            reader.read(reader.tokens([[token] for token in self._unread]))
             self._unread = []
         assert reader.last_hidden_BD is not None
         next_token = Distribution(reader, reader.last_hidden_BD, edges=reader.model.config.cluster_edges)

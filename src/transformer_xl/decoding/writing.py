@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
 from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.decoding.distribution import Lane, Question
 from transformer_xl.decoding.lanes import Lanes, Picked
@@ -104,13 +102,12 @@ def read_prompts(model: AnyModel, prompts: Sequence[Sequence[int]], *, weights: 
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise InputError("the prompt holds no tokens; give at least one")
     fresh = make_reader(model, weights=weights)
-    device = fresh.model.vocabulary.bias_V.device
     place_of: dict[tuple[int, ...], int] = {}
     places = [place_of.setdefault(tuple(prompt), len(place_of)) for prompt in prompts]
     readers = [fresh, *(fresh.select([0]) for _ in range(len(place_of) - 1))]
     for reader, prompt in zip(readers, place_of, strict=True):
         for start in range(0, len(prompt), READ_AT_ONCE):
-            reader.read(torch.tensor([prompt[start : start + READ_AT_ONCE]], device=device))
+            reader.read(reader.tokens([prompt[start : start + READ_AT_ONCE]]))
     joined = readers[0] if len(readers) == 1 else type(fresh).joined(readers)
     return joined if len(prompts) == len(readers) else joined.select(places)
 

@@ -22,6 +22,7 @@ import torch
 from transformer_xl.config.fields import no_giant, not_negative, positive, read
 from transformer_xl.data.text.streaming import placed_tokens
 from transformer_xl.data.text.tokenizers import Tokenizer
+from transformer_xl.devices import to_device
 from transformer_xl.errors import CheckpointError, ConfigError, InputError, suggest
 from transformer_xl.evaluation.scores import Scores
 from transformer_xl.inference import Reader, restore_reader
@@ -219,7 +220,9 @@ class LineScorer:
         placed = placed_tokens(self._tokenizer, line, name=where)
         device = self._reader.model.vocabulary.bias_V.device
         losses = [
-            self._reader.score(torch.from_numpy(placed.token_P[start : start + SCORED_AT_ONCE])[None].to(device))[0]
+            self._reader.score(
+                to_device(torch.from_numpy(placed.token_P[start : start + SCORED_AT_ONCE])[None], device)
+            )[0]
             for start in range(0, len(placed.token_P), SCORED_AT_ONCE)
         ]
         nats = torch.cat(losses).float().cpu().numpy() if losses else np.zeros(0, dtype=np.float32)

@@ -17,7 +17,7 @@ from transformer_xl.console import Advance
 from transformer_xl.data.feeding.evaluation_stream import EvaluationStream, PaperEvaluation
 from transformer_xl.data.feeding.lanes import Segment
 from transformer_xl.data.store import Split
-from transformer_xl.devices import free_bytes
+from transformer_xl.devices import free_bytes, to_device
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
 from transformer_xl.inference import make_reader
 from transformer_xl.inference.cache import kept_bytes
@@ -25,6 +25,7 @@ from transformer_xl.inference.reader import chunk_of
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
 from transformer_xl.model.memory import check_fits
+from transformer_xl.model.products import computing_in
 from transformer_xl.model.protocol import NOT_FINITE, check_tokens
 
 RuleName = Literal["exact", "paper", "sliding"]
@@ -49,6 +50,8 @@ class Rule:
     score_boundaries: bool = False
     """For corpora made of sentences: whether the pair of marks between two sentences is scored, which makes figures look better."""
     weights: WeightKind = "exact"
+    precision: str = "float32"
+    """Of products."""
     recurrent: bool = False
     """A state is carried from token to token, however the text is cut."""
 
@@ -64,6 +67,8 @@ class Rule:
             seen += ", the pair of marks between sentences scored too"
         if self.weights == "int8":
             seen += ", weights rounded to int8"
+        if self.precision != "float32":
+            seen += f", products in {self.precision}"
         match self.name:
             case "exact":
                 return f"exact: every token after the first scored once in full context; {seen}"
@@ -182,8 +187,9 @@ def make_rule(
     if weights == "int8" and not lengths.memory:
         raise ConfigError("weights: 'int8' with memory 0; rounded weights are for reading with memory, take 'exact'")
     same = {field: getattr(lengths, field) for field in ("segment", "memory", "clamp_len", "same_length")}
-    asked = {"lanes": lanes, "score_boundaries": score_boundaries, "weights": weights}
-    return Rule(name=name, recurrent=model.config.recurrent, **same, **asked)
+    precision = "float32" if model.reads_in is None else str(model.reads_in).removeprefix("torch.")
+    how: dict[str, Any] = {"score_boundaries": score_boundaries, "weights": weights, "precision": precision}
+    return Rule(name=name, recurrent=model.config.recurrent, lanes=lanes, **same, **how)
 
 
 def score_split(
@@ -192,7 +198,8 @@ def score_split(
     """Each token's loss in nats at its place in the split; NaN where the rule scores none (the first token, a dropped remainder). `own`: of an exact rule's
     lanes, those that are read here; NaN at the places of the others."""
     losses = np.full(len(split), np.nan, dtype=np.float32)
-    with using_lengths(model, rule), torch.inference_mode():
+    half = computing_in(model.reads_in, model.vocabulary.bias_V.device)
+    with using_lengths(model, rule), torch.inference_mode(), half:
         if rule.name == "sliding":
             _score_windows(model, split, losses, window=rule.segment, advance=advance)
         else:
@@ -272,15 +279,15 @@ def _score_segments(
     device, reader = model.vocabulary.bias_V.device, None
     segment: Segment
     for segment in stream:
-        tokens_BT = torch.from_numpy(segment.tokens).to(device)
-        targets_BT = torch.from_numpy(segment.targets).to(device)
+        tokens_BT = to_device(torch.from_numpy(segment.tokens), device)
+        targets_BT = to_device(torch.from_numpy(segment.targets), device)
         check_tokens(targets_BT, vocabulary=model.config.vocabulary, name="targets", lowest=NOT_A_TARGET)
         if reader is None:
             lanes, window = tokens_BT.shape
             reader = make_reader(model, lanes=lanes, sight="segment", weights=weights, window=window)
         elif not model.config.remembers:
             reader.reset(range(reader.lanes))
-        loss_BT = model.vocabulary.loss(reader.read(tokens_BT), targets_BT, linear=reader.linear)
+        loss_BT = reader.loss(reader.read(tokens_BT), targets_BT)
         scored = segment.positions >= 0
         losses[segment.positions[scored]] = _numbers(loss_BT)[scored]
         if advance:
@@ -290,7 +297,7 @@ def _score_segments(
 def _score_windows(model: AnyModel, split: Split, losses: Losses, *, window: int, advance: Advance | None) -> None:
     """The vanilla model's evaluation: the window moves by one token and is computed anew for each prediction."""
     device = model.vocabulary.bias_V.device
-    tokens = torch.from_numpy(np.asarray(split.tokens, dtype=np.int64)).to(device)
+    tokens = to_device(torch.from_numpy(np.asarray(split.tokens, dtype=np.int64)), device)
     if len(tokens) < 2:
         raise InputError(f"{split.name} has {len(tokens)} tokens: there is nothing to predict")
     first = tokens[: min(window, len(tokens) - 1) + 1][None]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig, RecurrentConfig
+from transformer_xl.devices import to_device
 from transformer_xl.errors import InputError, shown
 from transformer_xl.inference.reader import chunk_of
 from transformer_xl.model.memory import check_fits
@@ -90,16 +91,18 @@ class Cache:
     def reset(self, lanes: list[int], *, start: Sequence[Tensor] = ()) -> None:
         """`start`: what each layer remembers at every position before the first token, [2, H, K]; nothing, where it is empty."""
         self.valid_B[lanes] = self.memory if start else 0
-        self.recent_BP[lanes] = -1
+        there = self._there(lanes)
+        self.recent_BP[there] = -1
         for number, kept_2HK in enumerate(start):
             for buffer, kept_HK in zip((self.keys[number], self.values[number]), kept_2HK, strict=True):
-                buffer[lanes, :, self.end - self.memory : self.end] = kept_HK[:, None]
+                buffer[there, :, self.end - self.memory : self.end] = kept_HK[:, None]
 
     def select(self, lanes: list[int]) -> "Cache":
         other = copy(self)
         other._spare = []
-        other._use([buffer[lanes] for buffer in (*self.keys, *self.values)], lanes=len(lanes))
-        other.valid_B, other.recent_BP = self.valid_B[lanes], self.recent_BP[lanes]
+        there = self._there(lanes)
+        other._use([buffer[there] for buffer in (*self.keys, *self.values)], lanes=len(lanes))
+        other.valid_B, other.recent_BP = self.valid_B[lanes], self.recent_BP[there]
         return other
 
     def grown(self, others: Sequence["Cache"]) -> "Cache":
@@ -131,7 +134,7 @@ class Cache:
                 kept = slice(self.end - int(self.valid_B[lane]), self.end)
                 for buffer in self._spare:
                     buffer[place, :, kept] = buffer[lane, :, kept]
-        self.valid_B, self.recent_BP = self.valid_B[order], self.recent_BP[order]
+        self.valid_B, self.recent_BP = self.valid_B[order], self.recent_BP[self._there(order)]
         self._use(self._spare, lanes=len(order))
         return self
 
@@ -143,16 +146,25 @@ class Cache:
             for name, buffers in (("keys", self.keys), ("values", self.values))
             for number, buffer in enumerate(buffers)
         }
-        return {**kept, "valid": self.valid_B, **({"recent": self.recent_BP} if self.recent_BP.shape[1] else {})}
+        return {
+            **kept,
+            "valid": self.valid_B,
+            **({"recent": self.recent_BP.contiguous()} if self.recent_BP.shape[1] else {}),
+        }
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """What `tensors` gave, once it is known to be that."""
         for name, buffers in (("keys", self.keys), ("values", self.values)):
             for number, buffer in enumerate(buffers):
                 self._remembered(buffer).copy_(tensors[f"{name}.{number}"])
-        self.valid_B, self.recent_BP = tensors["valid"], tensors.get("recent", self.recent_BP)
+        self.valid_B = tensors["valid"]
+        self.recent_BP = to_device(tensors.get("recent", self.recent_BP), self.recent_BP.device)
 
     # --- inside
+
+    def _there(self, lanes: list[int]) -> Tensor:
+        """Lanes as an index, where the keys are."""
+        return to_device(torch.tensor(lanes, dtype=torch.int64), self.recent_BP.device)
 
     def _remembered(self, buffer: Tensor) -> Tensor:
         return buffer[:, :, self.end - self.memory : self.end]

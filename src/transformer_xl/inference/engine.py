@@ -88,11 +88,12 @@ class Engine(Reader):
         like = model.vocabulary.bias_V
         if weights == "int8" and like.dtype != torch.float32:
             raise InputError(f"weights: 'int8' is for float32 models, and this one is {like.dtype}; take 'exact'")
-        cache = partial(Cache, config, lanes=lanes, memory=self.memory, like=like)
+        half = None if like.is_cpu else model.reads_in  # on a processor the kernels want float32
+        cache = partial(Cache, config, lanes=lanes, memory=self.memory, like=like.new_empty(0, dtype=half))
         super().__init__(model, lanes=lanes, kept=cache)
         self.sight = sight
         self.compiled = backend_of("layers", config, like) == "native"
-        self.linear = Linear(weights, compiled=native.usable(like))
+        self.linear = Linear(weights, compiled=native.usable(like), half=half)
         self.writes = self.compiled and native.supports("words", config)
         self._weights_at = like.data_ptr()
         self._distances: list[Distances] = []
@@ -117,7 +118,7 @@ class Engine(Reader):
         self._check_model()
         self.kept.make_room(tokens_BT.shape[1])
         hidden_BTD = self.model.enter(tokens_BT, linear=self.linear.exact, recent_BP=self.kept.recent_BP)
-        hidden_BTD = self._through_layers(hidden_BTD)
+        hidden_BTD = self._through_layers(hidden_BTD.to(self.model.vocabulary.bias_V.dtype))
         self.kept.advance(tokens_BT)
         return hidden_BTD
 
@@ -231,7 +232,6 @@ class Engine(Reader):
         valid_B = None if bool((self.valid_B >= M).all()) else self.valid_B
         limit = self._visible_distance()
         mask = Mask(memory=M, segment=T, valid_B=valid_B, visible_distance=limit, device=hidden_BTD.device)
-        unreal_BS = torch.arange(M + T, device=mask.device) < (M - self.valid_B.to(mask.device))[:, None]
 
         def attend_kept(layer: Layer, query_BTX: Tensor, _: Tensor | None, key_value_BTX: Tensor) -> Tensor:
             (query_BHTK,), new = heads(layer, query_BTX), heads(layer, key_value_BTX)
@@ -242,7 +242,10 @@ class Engine(Reader):
             mixed_BTX = mixed_BHTK.transpose(1, 2).reshape(query_BTX.shape)
             if layer.neighbours_WX is None:
                 return mixed_BTX
-            real_BHSK = known[1].masked_fill(unreal_BS[:, None, :, None], 0.0)
+            real_BHSK = known[1]
+            if mask.lowest_B is not None:
+                unreal_BS = torch.arange(M + T, device=mask.device) < mask.lowest_B[:, None]
+                real_BHSK = real_BHSK.masked_fill(unreal_BS[:, None, :, None], 0.0)
             value_BSX = real_BHSK.transpose(1, 2).flatten(2)
             return mixed_BTX + from_neighbours(layer, value_BSX, segment=T, reach=limit)
 

@@ -16,6 +16,7 @@ from transformer_xl.model import TransformerXL
 from transformer_xl.model.attention import heads, queries_and_positions
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Layer, Product
+from transformer_xl.model.products import at_least_float32
 
 STEADY = 16
 """So many steps with the same lanes, and a graph is worth recording."""
@@ -61,12 +62,12 @@ class OneToken:
             for buffer_BHWK, new_BH1K in zip((key_BHWK, value_BHWK), new, strict=True):
                 buffer_BHWK.index_copy_(2, end_1, new_BH1K)
             content_BH1K, position_BH1R = queries_and_positions(query_BH1K, self.distances[layer.number])
-            score_BH1W = content_BH1K @ key_BHWK.transpose(-1, -2)
+            score_BH1W = at_least_float32(content_BH1K @ key_BHWK.transpose(-1, -2))
             if position_BH1R is not None:
                 farthest = position_BH1R.shape[-1] - 1
                 score_BH1W = score_BH1W + position_BH1R.index_select(3, (farthest - distance_W).clamp(0, farthest))
             share_BH1W = score_BH1W.masked_fill(mask_BW[:, None, None], float("-inf")).softmax(-1)
-            mixed_B1X = (share_BH1W @ value_BHWK).transpose(1, 2).reshape(query_B1X.shape)
+            mixed_B1X = (share_BH1W.to(value_BHWK.dtype) @ value_BHWK).transpose(1, 2).reshape(query_B1X.shape)
             if layer.neighbours_WX is None:
                 return mixed_B1X
             return mixed_B1X + self._neighbours(layer.neighbours_WX, value_BHWK, end_1, lowest_B)

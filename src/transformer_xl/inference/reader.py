@@ -9,7 +9,8 @@ Everybody else knows this interface alone; `make_reader` makes the one that fits
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -17,9 +18,11 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from transformer_xl.devices import to_device
 from transformer_xl.errors import CheckpointError, InputError, shown
 from transformer_xl.inference.weights import Linear
 from transformer_xl.model import AnyModel
+from transformer_xl.model.products import computing_in
 from transformer_xl.model.protocol import NOT_FINITE, check_tokens
 from transformer_xl.tensor_files import Kind, TensorFile, reading, write_tensors
 
@@ -83,7 +86,16 @@ class Reader(ABC):
 
     # --- reading
 
-    @torch.inference_mode()
+    def tokens(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """As many of each lane, [B, T], where the model is."""
+        return to_device(torch.tensor(rows), self.model.vocabulary.bias_V.device)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Products within are in the precision that the model is read in."""
+        with torch.inference_mode(), computing_in(self.model.reads_in, self.model.vocabulary.bias_V.device):
+            yield
+
     def read(self, tokens_BT: Tensor) -> Tensor:
         """The last layer's output for the next tokens of every lane, [B, T, D]."""
         check_tokens(tokens_BT, vocabulary=self.model.config.vocabulary)
@@ -94,8 +106,9 @@ class Reader(ABC):
         if tokens_BT.shape[0] != self.lanes:
             raise InputError(f"tokens for {tokens_BT.shape[0]} lanes, where the engine has {self.lanes}")
         step = self._at_once(tokens_BT.shape[1])
-        parts = [self._read(tokens_BT[:, start : start + step]) for start in range(0, tokens_BT.shape[1], step)]
-        hidden_BTD = torch.cat(parts, dim=1)
+        with self.computing():
+            parts = [self._read(tokens_BT[:, start : start + step]) for start in range(0, tokens_BT.shape[1], step)]
+            hidden_BTD = torch.cat(parts, dim=1).to(self.model.vocabulary.bias_V.dtype)
         self.read_B = self.read_B + tokens_BT.shape[1]
         self.last_hidden_BD = hidden_BTD[:, -1]
         return hidden_BTD
@@ -118,29 +131,36 @@ class Reader(ABC):
         """How many it is worth to `write` in one call."""
         return 1
 
-    @torch.inference_mode()
     def reset(self, lanes: Iterable[int]) -> None:
         """These lanes start anew."""
         chosen = self._checked(lanes)
-        self.read_B[chosen] = 0
-        self._reset(chosen)
+        with self.computing():
+            self.read_B[chosen] = 0
+            self._reset(chosen)
 
     @abstractmethod
     def _reset(self, lanes: list[int]) -> None: ...
 
-    @torch.inference_mode()
     def feed(self, tokens_BT: Tensor) -> Tensor:
         """Reads the tokens; log-probabilities of the one after them, [B, V]."""
-        return self.model.vocabulary.log_probabilities(self.read(tokens_BT)[:, -1], linear=self.linear)
+        return self.log_probabilities(self.read(tokens_BT)[:, -1])
 
-    @torch.inference_mode()
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        """The vocabulary's, as the three after it, with this engine's weights."""
+        with self.computing():
+            return self.model.vocabulary.log_probabilities(hidden, linear=self.linear)
+
     def head_logits(self, hidden_BD: Tensor) -> Tensor:
-        """The vocabulary's, with this engine's weights."""
-        return self.model.vocabulary.head_logits(hidden_BD, linear=self.linear)
+        with self.computing():
+            return self.model.vocabulary.head_logits(hidden_BD, linear=self.linear)
 
-    @torch.inference_mode()
     def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor:
-        return self.model.vocabulary.cluster_logits(cluster, hidden_BD, linear=self.linear)
+        with self.computing():
+            return self.model.vocabulary.cluster_logits(cluster, hidden_BD, linear=self.linear)
+
+    def loss(self, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        with self.computing():
+            return self.model.vocabulary.loss(hidden_BTD, targets_BT, linear=self.linear)
 
     @torch.inference_mode()
     def score(self, tokens_BT: Tensor) -> Tensor:
@@ -150,10 +170,10 @@ class Reader(ABC):
         if before_BD is None:
             before_BD = torch.zeros_like(hidden_BTD[:, 0])
         before_BTD = torch.cat([before_BD[:, None], hidden_BTD[:, :-1]], dim=1)
-        loss_BT = self.model.vocabulary.loss(before_BTD, tokens_BT.long(), linear=self.linear)
+        loss_BT = self.loss(before_BTD, tokens_BT.long())
         if bool(loss_BT.isnan().any()):
             raise InputError(NOT_FINITE)
-        loss_BT[unread_B.to(loss_BT.device), 0] = float("nan")
+        loss_BT[:, 0] = loss_BT[:, 0].masked_fill(to_device(unread_B, loss_BT.device), float("nan"))
         return loss_BT
 
     # --- lanes come and go
@@ -200,8 +220,9 @@ class Reader(ABC):
         return self, order
 
     def _follow(self, lanes: list[int]) -> None:
-        self.read_B = self.read_B[lanes]
-        self.last_hidden_BD = None if self.last_hidden_BD is None else self.last_hidden_BD[lanes]
+        self.read_B, last_BD = self.read_B[lanes], self.last_hidden_BD
+        if last_BD is not None:
+            self.last_hidden_BD = last_BD[to_device(torch.tensor(lanes, dtype=torch.int64), last_BD.device)]
 
     def _checked(self, lanes: Iterable[int]) -> list[int]:
         chosen = list(lanes)
@@ -214,10 +235,12 @@ class Reader(ABC):
 
     def save(self, path: Path | str) -> None:
         """Everything that is remembered, as safetensors with a checksum; `restore_reader` reads it into a reader of the same model."""
-        tensors = {**self.kept.tensors(), "read": self.read_B}
+        tensors, like = {**self.kept.tensors(), "read": self.read_B}, self.model.vocabulary.bias_V
         if self.last_hidden_BD is not None:
             tensors["last_hidden"] = self.last_hidden_BD.contiguous()
-        write_tensors(path, tensors, metadata=self.about())
+        # Of whatever precision it was read in: as the model's own, which holds each exactly.
+        whole = {name: value.to(like.dtype) if value.is_floating_point() else value for name, value in tensors.items()}
+        write_tensors(path, whole, metadata=self.about())
 
     def about(self) -> dict[str, str]:
         """What a saved reader says of itself beside its tensors."""

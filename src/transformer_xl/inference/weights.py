@@ -15,10 +15,12 @@ WeightKind = Literal["exact", "int8"]
 class Linear:
     """Called as F.linear. Bytes are made of a matrix when it is first used: each row has its own scale, its largest weight becomes 127."""
 
-    def __init__(self, kind: WeightKind, *, compiled: bool) -> None:
+    def __init__(self, kind: WeightKind, *, compiled: bool, half: torch.dtype | None = None) -> None:
+        """`half`: what matrices are kept in that are not kept as bytes, where products are computed in it."""
         self.kind = kind
         self.compiled = compiled
-        self._bytes: dict[tuple[int, torch.Size], tuple[Tensor, Tensor, Tensor]] = {}
+        self.half = half
+        self._kept: dict[tuple[int, torch.Size], tuple[Tensor, Tensor | None, Tensor]] = {}
         self._turned: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
         """By where a matrix lies; each ends with the matrix itself, so that no other can come to lie there."""
 
@@ -46,12 +48,14 @@ class Linear:
         return self._turned[key][0]
 
     def stored(self, weight_OI: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The matrix as it is read: itself and no scale, or bytes and a scale for each row. A transposed view is small and stays exact."""
-        if self.kind == "exact" or not weight_OI.is_contiguous():
+        """The matrix as it is read: itself, or in half precision, and no scale; or bytes and a scale for each row. A transposed view is small and stays."""
+        if (self.kind == "exact" and self.half is None) or not weight_OI.is_contiguous():
             return weight_OI.detach(), None
         key = (weight_OI.data_ptr(), weight_OI.shape)
-        if key not in self._bytes:
+        if key not in self._kept and self.kind == "exact":
+            self._kept[key] = (weight_OI.detach().to(self.half), None, weight_OI)
+        elif key not in self._kept:
             scale_O = (weight_OI.detach().abs().amax(dim=1) / 127).clamp(min=1e-12)
             bytes_OI = (weight_OI.detach() / scale_O[:, None]).round().to(torch.int8)
-            self._bytes[key] = (bytes_OI, scale_O, weight_OI)
-        return self._bytes[key][:2]
+            self._kept[key] = (bytes_OI, scale_O, weight_OI)
+        return self._kept[key][:2]

@@ -60,7 +60,7 @@ class WindowReader(Reader):
         texts = zip(self.kept.tokens, tokens_BT.tolist(), strict=True)
         self.kept = Texts([[*before, *tokens][-self.window :] for before, tokens in texts])
         shown = [self.kept.tokens] if together else [[text] for text in self.kept.tokens]
-        return torch.cat([self.model(tokens_BT.new_tensor(some)).hidden_BTD[:, -T:] for some in shown])
+        return torch.cat([self.model(self.tokens(some)).hidden_BTD[:, -T:] for some in shown])
 
     def score(self, tokens_BT: Tensor) -> Tensor:
         longest = max(map(len, self.kept.tokens)) + tokens_BT.shape[1]

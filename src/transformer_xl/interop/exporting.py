@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from transformer_xl.checkpoint import Checkpoint, save_tensors, write_checkpoint
 from transformer_xl.data.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
@@ -20,7 +21,7 @@ from transformer_xl.interop.formats.huggingface import config_to_huggingface, we
 from transformer_xl.interop.formats.onnx_graph import check_graph, describe_graph, require_onnx, write_graph
 from transformer_xl.interop.formats.original import constructor_arguments, state_to_original
 from transformer_xl.interop.sources import CONSTRUCTOR, STATE
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyModel, TransformerXL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def export_huggingface(checkpoint: Checkpoint, folder: Path) -> list[str]:
     model = _transformer(checkpoint, "Hugging Face's TransfoXL")
     config = config_to_huggingface(model.config)
     write_json(folder / "config.json", {**config, "tgt_len": checkpoint.config.training.segment})
-    weights = weights_to_huggingface(model.state_dict(), model.config)
+    weights = weights_to_huggingface(_weights(model), model.config)
     save_tensors(weights, folder / "model.safetensors", metadata={"format": "pt"})
     words = checkpoint.tokenizer.words if isinstance(checkpoint.tokenizer, WordTokenizer) else None
     return _write_vocabulary(folder, words, checkpoint.tokenizer)
@@ -59,7 +60,7 @@ def export_original(checkpoint: Checkpoint, folder: Path) -> list[str]:
     model, training = _transformer(checkpoint, "the authors' code"), checkpoint.config.training
     arguments = constructor_arguments(model.config, segment=training.segment, context=training.context)
     write_json(folder / CONSTRUCTOR, arguments)
-    torch.save(state_to_original(model.state_dict(), model.config), folder / STATE)
+    torch.save(state_to_original(_weights(model), model.config), folder / STATE)
     said = _write_vocabulary(folder, _original_symbols(checkpoint.tokenizer), checkpoint.tokenizer)
     return [
         f"in the authors' code: model = MemTransformerLM(**json.load(open('{CONSTRUCTOR}')));"
@@ -74,7 +75,7 @@ def export_safetensors(checkpoint: Checkpoint, folder: Path) -> list[str]:
         folder / "checkpoint",
         config=checkpoint.config,
         about=about,
-        weights=checkpoint.model.state_dict(),
+        weights=_weights(checkpoint.model),
         tokenizer=checkpoint.tokenizer,
     )
     for path in list((folder / "checkpoint").iterdir()):
@@ -111,6 +112,11 @@ def _transformer(checkpoint: Checkpoint, whose: str) -> TransformerXL:
             f"model.cell: a recurrent model ({cell}) has no counterpart in {whose}; export it `to=safetensors`"
         )
     return checkpoint.model
+
+
+def _weights(model: AnyModel) -> dict[str, Tensor]:
+    """Wherever the model is: a file that names a GPU cannot be read where there is none."""
+    return {name: weight.cpu() for name, weight in model.state_dict().items()}
 
 
 def _write_vocabulary(folder: Path, symbols: list[str] | None, tokenizer: Tokenizer) -> list[str]:

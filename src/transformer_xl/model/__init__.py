@@ -1,6 +1,8 @@
 """The mathematics: tokens, targets and memory in; losses in token order and new memory out. Knows no text."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -24,6 +26,7 @@ __all__ = [
     "build_model",
     "build_shapes",
     "parameter_count",
+    "reading_in",
     "twin",
 ]
 
@@ -51,6 +54,16 @@ def build_shapes(config: ModelConfig | RecurrentConfig) -> AnyModel:
 def parameter_count(config: ModelConfig | RecurrentConfig) -> int:
     """How many numbers are learned."""
     return sum(parameter.numel() for parameter in build_shapes(config).parameters())
+
+
+@contextmanager
+def reading_in(model: AnyModel, half: torch.dtype | None) -> Iterator[None]:
+    """The model, whose readers compute products in `half`; as it was, afterwards."""
+    before, model.reads_in = model.reads_in, half
+    try:
+        yield
+    finally:
+        model.reads_in = before
 
 
 def twin(model: AnyModel) -> AnyModel:

@@ -21,9 +21,11 @@ from torch.nn import functional as F
 
 from transformer_xl import native
 from transformer_xl.config import ModelConfig
+from transformer_xl.devices import to_device
 from transformer_xl.model.dropout import draw_seed
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Attend, Layer
+from transformer_xl.model.products import at_least_float32
 
 AttentionDropout = Callable[[Tensor], Tensor]
 Attention = Callable[..., Tensor]
@@ -62,7 +64,8 @@ def relative_shift(by_distance_BHTS: Tensor) -> Tensor:
     """Scores by distance -> scores by key. Cells of the future hold garbage: mask them before anything else."""
     if torch.compiler.is_exporting():  # a view by strides has no counterpart in a graph for every length
         T, S = by_distance_BHTS.shape[2:]
-        column_TS = T - 1 - torch.arange(T)[:, None] + torch.arange(S)
+        device = by_distance_BHTS.device
+        column_TS = T - 1 - torch.arange(T, device=device)[:, None] + torch.arange(S, device=device)
         return by_distance_BHTS.gather(-1, column_TS.clamp(max=S - 1).expand(by_distance_BHTS.shape))
     if by_distance_BHTS.shape[2] == 1:  # there is nothing to shift
         return by_distance_BHTS
@@ -81,7 +84,7 @@ def attend(
 ) -> Tensor:
     """What each query gathers, [B, H, T, K]. `mask_BTS` (or [1, T, S]) is True where a query must not look."""
     content_query_BHTK, position_BHTS = queries_and_positions(query_BHTK, distances)
-    score_BHTS = content_query_BHTK @ key_BHSK.transpose(-1, -2)  # (a) + (c)
+    score_BHTS = at_least_float32(content_query_BHTK @ key_BHSK.transpose(-1, -2))  # (a) + (c)
     if position_BHTS is not None:
         score_BHTS = score_BHTS + position_BHTS
     score_BHTS = score_BHTS.masked_fill(mask_BTS[:, None], float("-inf"))
@@ -157,7 +160,7 @@ class Mask:
         """The first key of each lane that is real; None: of every lane the first."""
         if self.valid_B is None:
             return None
-        return (self.memory - self.valid_B).to(self.device, non_blocking=True)
+        return to_device(self.memory - self.valid_B, self.device)
 
 
 # --- who computes

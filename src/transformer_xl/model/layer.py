@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.dropout import Dropout, dropout_at
@@ -24,6 +25,14 @@ def by_module(linear: nn.Linear, values: Tensor) -> Tensor:
     return cast(Tensor, linear(values))
 
 
+class Norm(nn.LayerNorm):
+    """nn.LayerNorm by name and by weights, which may come in half precision (fsdp): what it is given does not become so."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.weight.dtype, values.dtype)
+        return F.layer_norm(values, self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype), self.eps)
+
+
 class Layer(nn.Module):
     def __init__(self, config: ModelConfig, *, number: int) -> None:
         super().__init__()
@@ -33,10 +42,10 @@ class Layer(nn.Module):
         self.key_value = Linear(D, 2 * HK, bias=False)
         self.attention_output = Linear(HK, D, bias=False)
         self.neighbours_WX = nn.Parameter(torch.zeros(config.neighbours, HK)) if config.neighbours else None
-        self.attention_norm = nn.LayerNorm(D, eps=config.norm_eps)
+        self.attention_norm = Norm(D, eps=config.norm_eps)
         self.inner = Linear(D, config.d_inner)
         self.outer = Linear(config.d_inner, D)
-        self.feed_forward_norm = nn.LayerNorm(D, eps=config.norm_eps)
+        self.feed_forward_norm = Norm(D, eps=config.norm_eps)
         self.dropout = nn.ModuleDict(
             {site: dropout_at(config, site) for site in ("attention", "attention_output", "inner", "feed_forward")}
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from transformer_xl.devices import to_device
 from transformer_xl.errors import CheckpointError, InputError, shown
 from transformer_xl.tensor_files import reading, write_tensors
 
@@ -101,11 +102,12 @@ class Memory:
         """These lanes start anew, as for a new document; the others go on."""
         self._check_lanes(lanes)
         index = torch.as_tensor(lanes, dtype=torch.int64)
-        layers = tuple(layer.index_fill(0, index.to(layer.device), 0.0) for layer in self.layers)
+        there = to_device(index, self.layers[0].device)
+        layers = tuple(layer.index_fill(0, there, 0.0) for layer in self.layers)
         valid_B = self.valid_B.index_fill(0, index, self.length if self.starts_full else 0)
         recent_BP = self.recent_BP
         if recent_BP is not None:
-            recent_BP = recent_BP.index_fill(0, index.to(recent_BP.device), -1)
+            recent_BP = recent_BP.index_fill(0, there, -1)
         return replace(self, layers=layers, valid_B=valid_B, recent_BP=recent_BP)
 
     def limited(self, valid_B: Tensor) -> "Memory":
@@ -114,15 +116,16 @@ class Memory:
         recent_BP = self.recent_BP
         if recent_BP is not None:
             age_P = torch.arange(recent_BP.shape[1], 0, -1, device=recent_BP.device)
-            recent_BP = recent_BP.masked_fill(age_P > valid_B[:, None].to(recent_BP.device), -1)
+            recent_BP = recent_BP.masked_fill(age_P > to_device(valid_B[:, None], recent_BP.device), -1)
         return replace(self, valid_B=torch.minimum(self.valid_B, valid_B), recent_BP=recent_BP)
 
     def select(self, lanes: Sequence[int]) -> "Memory":
         """These lanes, in this order; a lane named twice is forked."""
         self._check_lanes(lanes)
         index = torch.as_tensor(lanes, dtype=torch.int64)
-        recent_BP = None if self.recent_BP is None else self.recent_BP[index.to(self.recent_BP.device)]
-        layers = tuple(layer[index.to(layer.device)] for layer in self.layers)
+        there = to_device(index, self.layers[0].device)
+        recent_BP = None if self.recent_BP is None else self.recent_BP[there]
+        layers = tuple(layer[there] for layer in self.layers)
         return replace(self, layers=layers, valid_B=self.valid_B[index], recent_BP=recent_BP)
 
     def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> "Memory":

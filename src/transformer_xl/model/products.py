@@ -64,6 +64,18 @@ def rounded(to: torch.dtype | None) -> Iterator[None]:
         _asked.rounded = before
 
 
+@contextmanager
+def computing_in(half: torch.dtype | None, device: torch.device) -> Iterator[None]:
+    """Within, products are computed in `half` (None: in float32); norms, softmax sums, losses and positions never are."""
+    if half is None or device.type == "cpu":
+        with rounded(half):
+            yield
+    else:
+        # Nothing is kept from call to call: an engine keeps its matrices in half precision itself, and a CUDA graph must not depend on others' tensors.
+        with torch.autocast(device.type, dtype=half, cache_enabled=False):
+            yield
+
+
 def rounding(x: Tensor) -> torch.dtype | None:
     """What the factors of products with x are rounded to here and now, if they are."""
     return getattr(_asked, "rounded", None) if x.dtype == torch.float32 and x.is_cpu else None
@@ -92,6 +104,11 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 def matmul(a_RC: Tensor, b_CX: Tensor) -> Tensor:
     """The product of two matrices that need no gradient."""
     return _onednn()(a_RC, b_CX.mT, None, "none", [], "") if _asks_onednn(a_RC, b_CX) else a_RC @ b_CX
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """What is summed or compared: scores, logits."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 class LowRank(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transformer_xl.config import RecurrentConfig
+from transformer_xl.devices import to_device
 from transformer_xl.errors import InputError, shown
 from transformer_xl.model import products
 from transformer_xl.model.dropout import Dropout
@@ -36,12 +37,12 @@ class RecurrentState:
         return self.layers[0].shape[0]
 
     def reset(self, lanes: Sequence[int]) -> "RecurrentState":
-        index = torch.as_tensor(lanes, dtype=torch.int64)
-        return RecurrentState(layers=tuple(part.index_fill(0, index.to(part.device), 0.0) for part in self.layers))
+        index = to_device(torch.as_tensor(lanes, dtype=torch.int64), self.layers[0].device)
+        return RecurrentState(layers=tuple(part.index_fill(0, index, 0.0) for part in self.layers))
 
     def select(self, lanes: Sequence[int]) -> "RecurrentState":
-        index = torch.as_tensor(lanes, dtype=torch.int64)
-        return RecurrentState(layers=tuple(part[index.to(part.device)] for part in self.layers))
+        index = to_device(torch.as_tensor(lanes, dtype=torch.int64), self.layers[0].device)
+        return RecurrentState(layers=tuple(part[index] for part in self.layers))
 
     def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> "RecurrentState":
         return RecurrentState(layers=tuple(part.to(device=device, dtype=dtype) for part in self.layers))
@@ -92,6 +93,8 @@ class Recurrent(nn.Module):
     recompute = False
     """Only Transformer-XL can; whoever asks for it here is refused by the configuration."""
     auxiliary_classifiers = ()
+    reads_in: torch.dtype | None = None
+    """What readers compute products in, where it is less than float32."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()

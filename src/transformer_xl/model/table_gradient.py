@@ -26,9 +26,9 @@ class TableGradient:
         """`spare_VE`: a gradient that nobody needs any more, to be written over. Fresh memory of that size costs as much as the products."""
         self.spare_VE = spare_VE
 
-    def room(self, table_VE: Tensor) -> Tensor:
+    def room(self, table_VE: Tensor, *, dtype: torch.dtype) -> Tensor:
         spare_VE, self.spare_VE = self.spare_VE, None
-        return torch.empty_like(table_VE) if spare_VE is None else spare_VE
+        return torch.empty_like(table_VE, dtype=dtype) if spare_VE is None else spare_VE
 
     def add(self, gradient_VE: Tensor) -> None:
         self.found_VE = gradient_VE if self.found_VE is None else self.found_VE.add_(gradient_VE)
@@ -53,10 +53,22 @@ def adaptive_loss(
     gradient: TableGradient,
 ) -> Tensor:
     """[P] in nats; 0 where the target is none. `places`: where the targets of each tail stand. `hidden_PE` stands in the table's own width, and
-    comes from `embed_rows` with the same `gradient`."""
-    loss_P: Tensor = _AdaptiveLoss.apply(  # type: ignore[no-untyped-call]
-        hidden_PE, table_VE.detach(), bias_V, tail_weight_CE, tail_bias_C, target_P, edges, places, gradient
-    )
+    comes from `embed_rows` with the same `gradient`. Under autocast products are in its type; what they are added to, their softmax and the table's
+    gradient stay in the table's."""
+    device = hidden_PE.device.type
+    half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    with torch.autocast(device, enabled=False):
+        loss_P: Tensor = _AdaptiveLoss.apply(  # type: ignore[no-untyped-call]
+            hidden_PE if half is None else hidden_PE.to(half),
+            table_VE.detach(),
+            bias_V,
+            tail_weight_CE,
+            tail_bias_C,
+            target_P,
+            edges,
+            places,
+            gradient,
+        )
     return loss_P
 
 
@@ -96,10 +108,12 @@ class _AdaptiveLoss(torch.autograd.Function):
         for cluster, place_P in enumerate(places, start=1):
             column_P.index_fill_(0, place_P, head + cluster - 1)
         scored_P = target_P != NOT_A_TARGET
-        logits_PH = hidden_PE.new_empty(len(hidden_PE), head + len(places))
-        torch.addmm(bias_V[:head], hidden_PE, table_VE[:head].t(), out=logits_PH[:, :head])
+        ctx.dtype, table_VE = table_VE.dtype, table_VE.to(hidden_PE.dtype)
+        logits_PH = bias_V.new_empty(len(hidden_PE), head + len(places))
+        _add_product(bias_V[:head], hidden_PE, table_VE[:head].t(), out=logits_PH[:, :head])
         if tail_weight_CE is not None and tail_bias_C is not None:
-            torch.addmm(tail_bias_C, hidden_PE, tail_weight_CE.t(), out=logits_PH[:, head:])
+            tail_weight_CE = tail_weight_CE.to(hidden_PE.dtype)
+            _add_product(tail_bias_C, hidden_PE, tail_weight_CE.t(), out=logits_PH[:, head:])
         loss_P, head_PH = _cross_entropy(logits_PH, column_P.clamp(min=0))
         loss_P = loss_P * scored_P
         tails = []
@@ -120,40 +134,57 @@ class _AdaptiveLoss(torch.autograd.Function):
         edges, count = ctx.edges, len(rest) // 2
         places, tails = rest[:count], rest[count:]
         head = edges[1]
-        table_gradient_VE, bias_gradient_V = ctx.gradient.room(table_VE), table_VE.new_zeros(len(table_VE))
+        table_gradient_VE = ctx.gradient.room(table_VE, dtype=ctx.dtype)
+        bias_gradient_V = table_gradient_VE.new_zeros(len(table_VE))
         weighted_PH = head_PH * (gradient_P * scored_P)[:, None]
+        bias_gradient_V[:head] = weighted_PH[:, :head].sum(0)
+        tail_bias_gradient_C = weighted_PH[:, head:].sum(0)
+        weighted_PH = weighted_PH.to(hidden_PE.dtype)
         own_PH, tail_PC = weighted_PH[:, :head], weighted_PH[:, head:]
         hidden_gradient_PE = own_PH @ table_VE[:head]
-        torch.mm(own_PH.t(), hidden_PE, out=table_gradient_VE[:head])
-        bias_gradient_V[:head] = own_PH.sum(0)
+        _product(own_PH.t(), hidden_PE, out=table_gradient_VE[:head])
         for cluster, (place_P, tail_PV) in enumerate(zip(places, tails, strict=True), start=1):
             low, high = edges[cluster : cluster + 2]
             if not len(place_P):
                 table_gradient_VE[low:high].zero_()
                 continue
             weighted_PV = tail_PV * gradient_P[place_P, None]
+            bias_gradient_V[low:high] = weighted_PV.sum(0)
+            weighted_PV = weighted_PV.to(hidden_PE.dtype)
             found_PE = _back(weighted_PV, hidden_PE[place_P], table_VE[low:high], table_gradient_VE[low:high])
             hidden_gradient_PE.index_add_(0, place_P, found_PE)
-            bias_gradient_V[low:high] = weighted_PV.sum(0)
         ctx.gradient.add(table_gradient_VE)
         if tail_weight_CE is None:
             return hidden_gradient_PE, None, bias_gradient_V, *(None,) * 6
         hidden_gradient_PE.addmm_(tail_PC, tail_weight_CE)
-        tail_gradients = (tail_PC.t() @ hidden_PE, tail_PC.sum(0))
+        tail_gradients = ((tail_PC.t() @ hidden_PE).to(ctx.dtype), tail_bias_gradient_C)
         return hidden_gradient_PE, None, bias_gradient_V, *tail_gradients, *(None,) * 4
 
 
 def _linear(x_PE: Tensor, matrix_VE: Tensor, bias_V: Tensor) -> Tensor:
     if _few(x_PE) and len(x_PE):
         return native.linear(x_PE, matrix_VE, None, bias_V)
-    return torch.addmm(bias_V, x_PE, matrix_VE.t())
+    return _add_product(bias_V, x_PE, matrix_VE.t(), out=bias_V.new_empty(len(x_PE), len(bias_V)))
+
+
+def _add_product(bias_V: Tensor, x_PE: Tensor, matrix_EV: Tensor, *, out: Tensor) -> Tensor:
+    if x_PE.dtype == out.dtype:
+        return torch.addmm(bias_V, x_PE, matrix_EV, out=out)
+    return torch.add(x_PE @ matrix_EV, bias_V, out=out)
+
+
+def _product(a_VP: Tensor, b_PE: Tensor, *, out: Tensor) -> None:
+    if a_VP.dtype == out.dtype:
+        torch.mm(a_VP, b_PE, out=out)
+    else:
+        out.copy_(a_VP @ b_PE)
 
 
 def _back(gradient_PV: Tensor, x_PE: Tensor, matrix_VE: Tensor, matrix_gradient_VE: Tensor) -> Tensor:
     """The gradient of what was multiplied; that of the matrix is written where it shall stand."""
     if _few(x_PE):
         return native.few_backward(gradient_PV, x_PE, matrix_VE, matrix_gradient_VE)
-    torch.mm(gradient_PV.t(), x_PE, out=matrix_gradient_VE)
+    _product(gradient_PV.t(), x_PE, out=matrix_gradient_VE)
     return gradient_PV @ matrix_VE
 
 

@@ -41,6 +41,8 @@ class TransformerXL(nn.Module):
         """Another attention than the backend's, such as `reference.reference_attend`, which gives the same answer slowly."""
         self.recompute = False
         """Activation checkpointing: the backward pass computes each layer again instead of keeping what is inside it."""
+        self.reads_in: torch.dtype | None = None
+        """What readers compute products in, where it is less than float32."""
         self.vocabulary = Vocabulary(config)
         self.ngrams = NgramEmbedding(config) if config.ngrams else None
         self.encoding = build_encoding(config)

@@ -89,9 +89,7 @@ class Vocabulary(nn.Module):
         config = self.config
         shared = self.one_table and config.tie_embeddings and not config.has_projection(0)
         learns = torch.is_grad_enabled() and self.tables[0].requires_grad
-        # Under autocast the products are in another type than the table, which autograd sees to.
-        plain = not torch.is_autocast_enabled(tokens_BT.device.type)
-        if not (shared and learns and plain and config.vocabulary >= MANY_WORDS):
+        if not (shared and learns and config.vocabulary >= MANY_WORDS):
             return None
         spare_VE, self.spare_gradient = self.spare_gradient, None
         return TableGradient(spare_VE)
@@ -249,12 +247,8 @@ class Vocabulary(nn.Module):
 
     @staticmethod
     def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(_at_least_float32(logits), target, reduction="none", ignore_index=NOT_A_TARGET)
+        return F.cross_entropy(products.at_least_float32(logits), target, reduction="none", ignore_index=NOT_A_TARGET)
 
     @staticmethod
     def _log_softmax(logits: Tensor) -> Tensor:
-        return F.log_softmax(_at_least_float32(logits), dim=-1)
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
+        return F.log_softmax(products.at_least_float32(logits), dim=-1)

@@ -6,12 +6,14 @@ in bfloat16 whatever the device, leaves all that is no matrix to somebody else, 
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from transformer_xl.devices import choose_precision
 from transformer_xl.model.products import matmul
 from transformer_xl.training.ranks import full, sharded
 
@@ -81,7 +83,7 @@ class Muon(Optimizer):
             turn = number + int(state["step"])
             state["step"] += 1
             if turn % TURNS == 0:
-                way = orthogonal(full(torch.lerp(gradient, momentum, MOMENTUM)))
+                way = orthogonal(full(torch.lerp(gradient, momentum, MOMENTUM)), half=half_for(weight.device))
                 before = weight.clone() if finite is not None else weight
                 weight.mul_(1 - rate * matrices["weight_decay"])
                 weight.add_(sharded(way, like=weight), alpha=-rate * ADAM_SIZE * math.sqrt(max(weight.shape)))
@@ -116,18 +118,25 @@ def _where(finite: Tensor | None, gradient: Tensor, otherwise: Tensor) -> Tensor
     return gradient if finite is None else torch.where(finite, gradient, otherwise)
 
 
-def orthogonal(matrix_RC: Tensor) -> Tensor:
-    """The same with all its singular values about 1, by polynomials, which need products alone."""
+@cache
+def half_for(device: torch.device) -> torch.dtype | None:
+    """bfloat16 on a GPU that computes in it. On a processor, where wide matrices take a way that rounding spoils, nothing was learned so."""
+    return torch.bfloat16 if device.type == "cuda" and choose_precision(device) == "bfloat16" else None
+
+
+def orthogonal(matrix_RC: Tensor, *, half: torch.dtype | None = None) -> Tensor:
+    """The same with all its singular values about 1, by polynomials, which need products alone. `half`: what these are in, if less than the matrix; its norm
+    is exact, and it is multiplied itself, at every polynomial: products of its square with itself would add up what rounding does."""
     R, C = matrix_RC.shape
     if R > C:
-        return orthogonal(matrix_RC.mT).mT
-    x_RC: Tensor = (matrix_RC / (1.02 * matrix_RC.norm() + 1e-7)).contiguous()
-    if C >= WIDE * R:
+        return orthogonal(matrix_RC.mT, half=half).mT
+    x_RC: Tensor = (matrix_RC / (1.02 * matrix_RC.norm() + 1e-7)).to(half or matrix_RC.dtype).contiguous()
+    if half is None and C >= WIDE * R:
         return matmul(_turning(matmul(x_RC, x_RC.mT)), x_RC)
     for a, b, c in POLYNOMIALS:
         square_RR = matmul(x_RC, x_RC.mT)
         x_RC = matmul(_polynomial(square_RR, b, c), x_RC).add_(x_RC, alpha=a)
-    return x_RC
+    return x_RC.to(matrix_RC.dtype)
 
 
 def _turning(square_RR: Tensor) -> Tensor:

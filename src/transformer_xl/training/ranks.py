@@ -96,20 +96,25 @@ class Ranks:
 
     # --- the model
 
-    def wrap(self, model: AnyModel, *, device: torch.device, numbers: int) -> nn.Module:
+    def wrap(
+        self, model: AnyModel, *, device: torch.device, numbers: int, half: torch.dtype | None = None
+    ) -> nn.Module:
         """What to call instead of `model`, whose gradients are then the mean over the ranks; so many `numbers` travel with them (`carried`). fsdp also
-        shards `model` itself."""
+        shards `model` itself, and layers are then gathered in `half`, in which they multiply; their gradients are added up in float32. Embeddings and
+        positions travel as they are."""
         if self.count == 1:
             return model
         model.vocabulary.every_tail = True  # a rank without a target in some tail must still take part in its exchange
         if self.parallel == "ddp":
             return self._replicate(model, device=device, numbers=numbers)
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        # What goes in stays float32: the sum that layers add to.
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
         mesh = init_device_mesh(device.type, (self.count,))
         for layer in model.layers:
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer, mesh=mesh, mp_policy=policy if half is not None else MixedPrecisionPolicy())
         fully_shard(model, mesh=mesh)
         # The losses leave as a view, and FSDP2 warns that nobody may change one in place; nobody does.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")

@@ -18,9 +18,10 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.feeding.lanes import Lanes
 from transformer_xl.data.feeding.sentences import SentenceLanes
 from transformer_xl.data.store import Store
+from transformer_xl.devices import half_of
 from transformer_xl.errors import CheckpointError, ConfigError, TransformerXLError
 from transformer_xl.evaluation import Figures
-from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model, parameter_count
+from transformer_xl.model import AnyMemory, AnyModel, TransformerXL, build_model, parameter_count, reading_in
 from transformer_xl.model.adapters import attach, merged, merged_in_place
 from transformer_xl.model.memory import check_fits
 from transformer_xl.training.chance import Chance
@@ -120,7 +121,10 @@ class Session:
             model.ngrams.sparse_gradient = ranks.count == 1 and config.training.optimiser == "muon"
             # How many rows there are, a device would have to be asked.
             model.ngrams.sparse_gradient &= device.type == "cpu"
-        wrapped = ranks.wrap(model, device=device, numbers=config.training.accumulation + len(ASKED))
+        # On a processor the kernels want float32.
+        half = None if device.type == "cpu" else half_of(config.training.precision, device)
+        numbers = config.training.accumulation + len(ASKED)
+        wrapped = ranks.wrap(model, device=device, numbers=numbers, half=half)
         if not ranks.first:
             chance = Chance(ranks.seed(config.training.seed, step=0), device=device)
         return cls(
@@ -150,15 +154,19 @@ class Session:
     def model_to_use(self) -> Iterator[AnyModel]:
         """The model with the weights to use, on every rank; under fsdp a second one that is not sharded. An adapter is merged, because those who only
         read know none."""
+        # As it is trained. A processor reads no float16, and rounds bfloat16 where it multiplies it.
+        precision = self.config.training.precision
+        half = None if (self.device.type, precision) == ("cpu", "float16") else half_of(precision, self.device)
         if self.ranks.parallel != "fsdp":
-            with self.average.in_place(self.model), merged_in_place(self.model):
+            with self.average.in_place(self.model), merged_in_place(self.model), reading_in(self.model, half):
                 yield self.model
             return
         weights = {**self.model.state_dict(), **self.average.weights}
         with torch.device("meta"):
             model = build_model(self.config.model)
         model.load_state_dict(merged({name: full(value) for name, value in weights.items()}), assign=True)
-        yield model
+        with reading_in(model, half):
+            yield model
 
     def state(self, *, whole: bool = True) -> TrainingState:
         """Whole on rank 0, with the help of all, the same files whatever the number of ranks; or, of what the ranks share, as each has it."""

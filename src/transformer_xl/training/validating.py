@@ -3,8 +3,6 @@
 import time
 from typing import Any
 
-import torch
-
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import EvaluationConfig, RunConfig, TrainingConfig
 from transformer_xl.console import Advance, progress, say
@@ -17,7 +15,7 @@ from transformer_xl.model import AnyModel
 from transformer_xl.training.lifetime import StopAsked, StopRequest
 from transformer_xl.training.optimisation import PLATEAU_FACTOR
 from transformer_xl.training.recording import Metrics
-from transformer_xl.training.session import PRECISIONS, Measured, Session
+from transformer_xl.training.session import Measured, Session
 
 SAMPLE_TOKENS = 200
 VALIDATION_SHARE, WORTH_SAYING_SECONDS = 0.05, 20.0
@@ -51,18 +49,15 @@ def validate(
 def evaluate_together(
     session: Session, model: AnyModel, split: Split, *, lanes: int | None = None, advance: Advance | None = None
 ) -> Figures | None:
-    """By the exact rule, each rank its share of the lanes: every token is scored once, by one of them, in the precision of training on a device. None where
-    any rank was asked to stop."""
+    """By the exact rule, each rank its share of the lanes: every token is scored once, by one of them. None where any rank was asked to stop."""
     ranks, started_at = session.ranks, time.perf_counter()
     asked: dict[str, Any] = {"tokens": len(split), "lanes": lanes, "ranks": ranks.count}
     # Each device may have other memory free; the lanes are the first's.
     rule = ranks.from_first(lambda: make_rule(model, lengths_of_training(session.config), **asked))
     nats, tokens, stopped = 0.0, 0, False
-    half = PRECISIONS.get(session.config.training.precision) if session.device.type != "cpu" else None
     try:
-        with torch.autocast(session.device.type, dtype=half, enabled=half is not None):
-            own = ranks.share_of(rule.lanes)
-            nats, tokens = summed(score_split(model, split, rule=rule, advance=advance, own=own))
+        own = ranks.share_of(rule.lanes)
+        nats, tokens = summed(score_split(model, split, rule=rule, advance=advance, own=own))
     except StopAsked:
         stopped = True
     nats, found, stops = ranks.total(nats, tokens, stopped)

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ class Graph(nn.Module):
 
 
 def write_graph(model: TransformerXL, path: Path) -> None:
+    """Traced on a processor, wherever the model is."""
     config = model.config
+    model = model if model.vocabulary.bias_V.is_cpu else deepcopy(model).cpu()
     remembered = config.n_layer if config.memory else 0
     longest = config.learned_positions if config.encoding == "per_layer" else LONGEST
     lanes, segment, memory = Dim("lanes", max=LONGEST), Dim("segment", max=longest), Dim("memory", max=LONGEST)
@@ -126,7 +129,7 @@ def check_graph(path: Path, model: TransformerXL) -> float:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    config, largest = model.config, 0.0
+    config, device, largest = model.config, model.vocabulary.bias_V.device, 0.0
     with progress("checking with onnxruntime", total=2 * len(CHECKED_SEGMENTS), unit="segments") as advance:
         for lanes, full in ((2, False), (1, True)):
             memory = _full_memory(model) if full else model.start_memory(lanes)
@@ -136,15 +139,15 @@ def check_graph(path: Path, model: TransformerXL) -> float:
                 tokens_BT = torch.randint(config.vocabulary, (lanes, length), generator=generator)
                 given = {"tokens": tokens_BT.numpy()}
                 if config.memory:
-                    given |= {f"memory_{n}": layer_BMD.numpy() for n, layer_BMD in enumerate(memory.layers)}
+                    given |= {f"memory_{n}": layer_BMD.cpu().numpy() for n, layer_BMD in enumerate(memory.layers)}
                     if memory.recent_BP is not None:
-                        given["recent"] = memory.recent_BP.numpy()
+                        given["recent"] = memory.recent_BP.cpu().numpy()
                 found = [torch.from_numpy(value) for value in session.run(None, given)]
-                output = model(tokens_BT, memory=memory)
+                output = model(tokens_BT.to(device), memory=memory)
                 memory = output.memory
                 wanted = [model.log_probabilities(output.hidden_BTD), *(memory.layers if config.memory else ())]
                 wanted += [part for part in (memory.recent_BP,) if part is not None and config.memory]
-                for ours, theirs in zip(wanted, found, strict=True):
+                for ours, theirs in zip((part.cpu() for part in wanted), found, strict=True):
                     difference = float("inf")
                     if ours.shape == theirs.shape:
                         difference = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1))
@@ -162,7 +165,8 @@ def _full_memory(model: TransformerXL) -> Memory:
     config, generator = model.config, torch.Generator().manual_seed(0)
     layers = tuple(torch.randn(1, config.memory, config.d_model, generator=generator) for _ in range(config.n_layer))
     recent_BP = torch.zeros(1, config.recent, dtype=torch.int64) if config.recent else None
-    return Memory(layers=layers, valid_B=torch.tensor([config.memory]), recent_BP=recent_BP)
+    memory = Memory(layers=layers, valid_B=torch.tensor([config.memory]), recent_BP=recent_BP)
+    return memory.to(model.vocabulary.bias_V.device)
 
 
 @contextmanager

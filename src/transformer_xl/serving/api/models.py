@@ -76,7 +76,7 @@ class Served:
     def _prove(self) -> None:
         """What every request needs: memory for one text, and a token read."""
         reader = make_reader(self.model)
-        if not bool(torch.isfinite(reader.read(torch.tensor([[0]]))).all()):
+        if not bool(torch.isfinite(reader.read(reader.tokens([[0]]))).all()):
             raise ModelFault("hidden states that are no numbers")
 
     @property
