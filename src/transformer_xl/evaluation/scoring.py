@@ -48,6 +48,8 @@ class Rule:
     weights: WeightKind = "exact"
     recurrent: bool = False
     """A state is carried from token to token, however the text is cut."""
+    adaptation: str = ""
+    """What was learned while reading, in words; nothing, where empty."""
 
     def sentence(self) -> str:
         seen = f"segments of {self.segment} with memory {self.memory}"
@@ -61,6 +63,8 @@ class Rule:
             seen += ", the pair of marks between sentences scored too"
         if self.weights == "int8":
             seen += ", weights rounded to int8"
+        if self.adaptation:
+            seen += f"; each token scored before it was learned from: {self.adaptation}"
         match self.name:
             case "exact":
                 return f"exact: every token after the first scored once in full context; {seen}"
