@@ -70,6 +70,8 @@ def measure_adaptation(*, scale: Scale, rounds: int, tokens: int | None = None) 
     readers = {way: AdaptiveReader(model, how, statistics=statistics, sight="segment") for way, how in ways.items()}
     text_1P = torch.randint(model.config.vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
     _check_same(readers[STATIC].fork(), model, text_1P[:, : 3 * segment], segment=segment)
+    for reader in readers.values():
+        reader.score(text_1P[:, :1])  # a segment is whole with the token after it: from here on, with every piece
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     with progress("reading", total=(rounds + 1) * len(ways), unit="texts") as advance:
         for number in range(rounds + 1):
