@@ -4,12 +4,10 @@ import argparse
 import ast
 import re
 from collections.abc import Iterator
-from importlib import import_module
-from keyword import iskeyword
 from pathlib import Path
 
 import transformer_xl
-from transformer_xl.cli import COMMANDS, in_flags
+from transformer_xl.cli import COMMANDS, in_flags, module_of
 
 SOURCE = Path(transformer_xl.__file__).parent
 FLOORS = [
@@ -31,7 +29,7 @@ FLOORS = [
     {"checkpoint"},
     {"interop", "inference"},
     {"evaluation", "decoding"},
-    {"analysis", "training"},
+    {"analysis", "training", "adaptation"},
     {"batching"},
     {"serving", "studies", "benchmarks", "doctor"},
     {"library", "running", "fitting"},
@@ -214,7 +212,7 @@ def test_the_walk_sees_a_flag(tmp_path, monkeypatch):
 def test_arguments_in_sentences_are_options_of_a_command():
     parser = argparse.ArgumentParser(conflict_handler="resolve")
     for name in COMMANDS:
-        import_module(f"transformer_xl.cli.{name}{'_' if iskeyword(name) else ''}").configure(parser)
+        module_of(name).configure(parser)
     named = [said for _, text in below_the_command_line() for said in ARGUMENT.findall(text)]
     assert named
     for said in named:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,18 +26,19 @@ from transformer_xl import decoding
 from transformer_xl.arguments import checked
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
 from transformer_xl.checkpoint.folder import CHECKSUMS
-from transformer_xl.config import EvaluationConfig
+from transformer_xl.config import AdaptationConfig, EvaluationConfig
+from transformer_xl.config.adaptation import Adapt
 from transformer_xl.console import Advance, progress
-from transformer_xl.data.store import Store, open_store
+from transformer_xl.data.store import Split, Store, open_store
 from transformer_xl.data.text.display import readable
 from transformer_xl.data.text.streaming import Placed, placed_tokens, token_stream
 from transformer_xl.data.text.tokenizers import encode_utf8
 from transformer_xl.devices import AUTO, Precision, choose_device, half_of, to_device
 from transformer_xl.errors import CheckpointError, DataError, InputError
 from transformer_xl.evaluation import Figures, evaluate, make_rule, score_split
-from transformer_xl.evaluation.lines import LAST_LINES, SCORED_AT_ONCE, By, LineScorer
+from transformer_xl.evaluation.lines import LAST_LINES, SCORED_AT_ONCE, By, LineScorer, Scorer
 from transformer_xl.evaluation.scores import Scores
-from transformer_xl.evaluation.scoring import RuleName
+from transformer_xl.evaluation.scoring import Rule, RuleName
 from transformer_xl.evaluation.sweep import Sweep
 from transformer_xl.files import path_from_text
 from transformer_xl.inference import Reader, make_reader, restore_reader
@@ -45,6 +46,7 @@ from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel, twin
 
 if TYPE_CHECKING:
+    from transformer_xl.adaptation import AdaptiveReader, Statistics
     from transformer_xl.analysis.attention_view import Attention
 
 
@@ -99,11 +101,12 @@ class Loaded:
         tokens: int | None = None,
         score_boundaries: bool = False,
         weights: WeightKind = "exact",
+        adapt: Adapt | AdaptationConfig | None = None,
         advance: Advance | None = None,
         lengths: EvaluationConfig | None = None,
     ) -> Figures:
-        """Figures of a split. Lengths are the run's own for evaluation unless given; `tokens` reads only the first so many. A bar shows how far it is,
-        unless `advance` is told instead."""
+        """Figures of a split. Lengths are the run's own for evaluation unless given; `tokens` reads only the first so many. With `adapt` the model learns
+        while it reads, each token after it was scored. A bar shows how far it is, unless `advance` is told instead."""
         asked = self._lengths(lengths, memory=memory, segment=segment, clamp_len=clamp_len, same_length=same_length)
         chosen = self.store(data).split(split)
         chosen = chosen if tokens is None else chosen.first(tokens)
@@ -111,9 +114,19 @@ class Loaded:
         model, of_rule = twin(self.model), {"score_boundaries": score_boundaries, "weights": weights}
         made = make_rule(model, asked, name=rule, tokens=len(chosen), lanes=lanes, **of_rule)  # type: ignore[arg-type]
         if advance is not None:
-            return evaluate(model, chosen, rule=made, advance=advance)
+            return self._evaluated(model, chosen, made, adapt, advance)
         with progress(f"evaluating with memory {made.memory}", total=len(chosen) - 1, unit="tokens") as shown:
-            return evaluate(model, chosen, rule=made, advance=shown)
+            return self._evaluated(model, chosen, made, adapt, shown)
+
+    def _evaluated(
+        self, model: AnyModel, split: Split, rule: Rule, adapt: Adapt | AdaptationConfig | None, advance: Advance
+    ) -> Figures:
+        if adapt is None:
+            return evaluate(model, split, rule=rule, advance=advance)
+        from transformer_xl.adaptation.evaluating import evaluate_adapting
+
+        how, statistics = self.with_statistics(adapt, segment=rule.segment)
+        return evaluate_adapting(model, split, how, rule=rule, statistics=statistics, advance=advance)
 
     @checked
     def sweep(
@@ -213,8 +226,10 @@ class Loaded:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         weights: WeightKind = "exact",
+        adapt: Adapt | AdaptationConfig | None = None,
     ) -> str:
-        """A continuation of `prompt`, without it. Ends before the first `stop` string. How it is drawn: `decoding.Sampling` explains each word."""
+        """A continuation of `prompt`, without it. Ends before the first `stop` string. How it is drawn: `decoding.Sampling` explains each word. With
+        `adapt` the prompt is learned from, and then continued."""
         pieces = self.stream(
             prompt,
             tokens=tokens,
@@ -226,6 +241,7 @@ class Loaded:
             repetition_penalty=repetition_penalty,
             seed=seed,
             weights=weights,
+            adapt=adapt,
         )
         return "".join(pieces)
 
@@ -243,6 +259,7 @@ class Loaded:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         weights: WeightKind = "exact",
+        adapt: Adapt | AdaptationConfig | None = None,
     ) -> Iterator[str]:
         """The same, as it is drawn: whole characters, and nothing of a stop string."""
         before = decoding.start_tokens(self.tokenizer, prompt)
@@ -254,7 +271,13 @@ class Loaded:
             repetition_penalty=repetition_penalty,
             seed=seed,
         )
-        drawn = decoding.generate(self.model, before, tokens=tokens, sampling=chance, weights=weights)
+        if adapt is None:
+            drawn = decoding.generate(self.model, before, tokens=tokens, sampling=chance, weights=weights)
+        else:
+            from transformer_xl.adaptation.writing import continued
+
+            self._refuse_rounding(weights)
+            drawn = continued(self.adaptive_reader(adapt), before, tokens=tokens, sampling=chance)
         yield from decoding.text_pieces(self.tokenizer, drawn, before=before, stop=stop)
 
     @checked
@@ -309,22 +332,39 @@ class Loaded:
         ]
 
     @checked
-    def score(self, text: str | bytes, *, weights: WeightKind = "exact") -> Scores:
-        """How surprising each token of `text` is given all before it; the first has nothing before it, and NaN."""
+    def score(
+        self, text: str | bytes, *, weights: WeightKind = "exact", adapt: Adapt | AdaptationConfig | None = None
+    ) -> Scores:
+        """How surprising each token of `text` is given all before it; the first has nothing before it, and NaN. With `adapt` the text is learned from."""
         placed = placed_tokens(self.tokenizer, encode_utf8(text) if isinstance(text, str) else text, name="the text")
         if len(placed.token_P) < 2:
             raise InputError(f"a text of {len(placed.token_P)} tokens has nothing to predict; give at least two")
-        return Scores.joined(list(self._scored([placed], weights)))
+        return Scores.joined(list(self._scored([placed], self._scorer(weights, adapt))))
 
     @checked
     def score_stream(
-        self, stream: Iterable[bytes], *, name: str = "the text", weights: WeightKind = "exact"
+        self,
+        stream: Iterable[bytes],
+        *,
+        name: str = "the text",
+        weights: WeightKind = "exact",
+        adapt: Adapt | AdaptationConfig | None = None,
     ) -> Iterator[Scores]:
         """The same for a text of any length as its bytes come, in pieces; nothing grows with the text. `name` is what errors call it."""
-        return self._scored(token_stream(self.tokenizer, stream, name=name), weights)
+        return self._scored(token_stream(self.tokenizer, stream, name=name), self._scorer(weights, adapt))
 
-    def _scored(self, pieces: Iterable[Placed], weights: WeightKind) -> Iterator[Scores]:
-        engine = self._remembering(weights)
+    def _scorer(self, weights: WeightKind, adapt: Adapt | AdaptationConfig | None) -> Scorer:
+        if adapt is None:
+            return self._remembering(weights)
+        self._refuse_rounding(weights)
+        return self.adaptive_reader(adapt)
+
+    @staticmethod
+    def _refuse_rounding(weights: WeightKind) -> None:
+        if weights != "exact":
+            raise InputError(f"weights that learn are read as they are, not rounded to {weights}; take `weights=exact`")
+
+    def _scored(self, pieces: Iterable[Placed], engine: Scorer) -> Iterator[Scores]:
         for piece in pieces:
             for start in range(0, len(piece.token_P), SCORED_AT_ONCE):
                 some = slice(start, start + SCORED_AT_ONCE)
@@ -341,24 +381,49 @@ class Loaded:
         state: Path | str | None = None,
         name: str = "the text",
         weights: WeightKind = "exact",
+        adapt: Adapt | AdaptationConfig | None = None,
     ) -> LineScorer:
         """Scores lines (or documents: `by`) of a stream beside the `last` so many, 10,000 unless told. `state` is a file that it was saved to: where
-        there is one, it goes on from there."""
+        there is one, it goes on from there, and with `adapt` from what was learned."""
         model = hashlib.sha256((self.checkpoint.folder / CHECKSUMS).read_bytes()).hexdigest()
+        same: dict[str, Any] = {"model": model, "weights": weights, "adapts": adapt is not None, "name": name}
         if state is not None and Path(state).exists():
-            return LineScorer.restore(
-                state, self.tokenizer, self.model, model=model, by=by, last=last, weights=weights, name=name
-            )
-        reader = self._remembering(weights)
-        return LineScorer(
-            self.tokenizer,
-            reader,
-            model=model,
-            by=by or "line",
-            last=LAST_LINES if last is None else last,
-            name=name,
-            weights=weights,
-        )
+
+            def restored(path: Path) -> Scorer:
+                if adapt is None:
+                    return restore_reader(self.model, path, lanes=1, weights=weights)
+                self._refuse_rounding(weights)
+                return self.adaptive_reader(adapt, state=path)
+
+            return LineScorer.restore(state, self.tokenizer, self.model, restored, by=by, last=last, **same)
+        last = LAST_LINES if last is None else last
+        return LineScorer(self.tokenizer, self._scorer(weights, adapt), by=by or "line", last=last, **same)
+
+    @checked
+    def adaptation(self, adapt: Adapt) -> AdaptationConfig:
+        """How this run was tuned to learn while it reads, by `txl tune-adaptation`."""
+        return self.with_statistics(adapt, segment=self.config.evaluation.segment)[0]
+
+    @checked
+    def with_statistics(
+        self, adapt: Adapt | AdaptationConfig, *, segment: int
+    ) -> "tuple[AdaptationConfig, Statistics | None]":
+        """How to learn, and the sizes of gradients that this run was tuned with, where they are needed."""
+        from transformer_xl.adaptation.tuned import settings_of
+
+        return settings_of(self.checkpoint.run, self.model, adapt, segment=segment)
+
+    @checked
+    def adaptive_reader(
+        self, adapt: Adapt | AdaptationConfig, *, lanes: int = 1, state: Path | str | None = None
+    ) -> "AdaptiveReader":
+        """A reader that learns: losses out, each before anything was learned from its token. New, or as it was saved; see `adaptation.AdaptiveReader`."""
+        from transformer_xl.adaptation import AdaptiveReader
+
+        how, statistics = self.with_statistics(adapt, segment=self.config.evaluation.segment)
+        if state is not None:
+            return AdaptiveReader.restore(self.model, state, how, statistics=statistics)
+        return AdaptiveReader(self.model, how, statistics=statistics, lanes=lanes)
 
     def _remembering(self, weights: WeightKind) -> Reader:
         if not self.model.config.remembers:

@@ -50,7 +50,7 @@ def read_adapter(path: Path | str, *, model: AnyModel, base: str) -> Adapter:
         if file.metadata.get("kind") != KIND:
             raise CheckpointError(f"{path} is not {ADAPTER}; give the adapter.safetensors of a run")
         file.check_metadata(("kind", *TOLD))
-        rank, step = _whole(file, "rank"), _whole(file, "step")
+        rank, step = whole_number(file, "rank"), whole_number(file, "step")
         if file.metadata.get("base") != base:
             raise CheckpointError(
                 f"{path} was trained beside other weights than these; give the run, and the checkpoint of it, that it began from"
@@ -78,7 +78,7 @@ def merge_adapter(model: AnyModel, path: Path | str) -> Adapter:
     return adapter
 
 
-def _whole(file: TensorFile, name: str) -> int:
+def whole_number(file: TensorFile, name: str) -> int:
     told = file.metadata.get(name, "")
     if not (told.isascii() and told.isdigit() and len(told) <= MOST_DIGITS):
         raise CheckpointError(f"{file.path}: {name} is {shown(told)} in its header, which is no whole number")

@@ -1,6 +1,6 @@
 """A run is a folder, always the same. Where everything in it lies; knows no content.
 
-RUN/config.json environment.json metrics.jsonl README.md adapter.safetensors tensorboard/
+RUN/config.json environment.json metrics.jsonl README.md adapter.safetensors adaptation.json adaptation.safetensors tensorboard/
     checkpoints/step-00001000/ ... best.json
     evaluations/ samples/ figures/
 """
@@ -16,6 +16,8 @@ from transformer_xl.files import clear_leftovers, open_plain, put_back_all, remo
 
 STEP_FOLDER = re.compile(r"step-(\d{8,18})")
 """No step has more digits: training.steps is far below, and a name may be as long as somebody likes."""
+ADAPTATION, GRADIENT_SIZES = "adaptation.json", "adaptation.safetensors"
+"""In a run that was tuned to learn while it reads: how, and how large gradients are on its training text."""
 ADAPTER_FILE = "adapter.safetensors"
 """In a run: that of the checkpoint to use, for whoever takes it elsewhere."""
 FILLING = ("evaluations", "samples", "figures")

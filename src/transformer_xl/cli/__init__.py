@@ -1,6 +1,6 @@
 """Words typed -> functions called. One module per command, imported only when that command runs: `txl --help` never waits for torch.
 
-A command whose name is a word of Python's (import) has a module with an underscore. Each command module has `configure(parser)`, which adds its options, and `run(arguments)`, which returns the exit code.
+A command whose name is a word of Python's (import) has a module with an underscore, and so has a dash. Each command module has `configure(parser)`, which adds its options, and `run(arguments)`, which returns the exit code.
 """
 
 import argparse
@@ -32,6 +32,7 @@ COMMANDS = {
     "evaluate": "how good a model is, and by which rule",
     "compare": "runs side by side: one text, one rule, and their curves",
     "recl": "how much context models make use of",
+    "tune-adaptation": "how a model should learn while it reads, found on valid and kept in the run",
     "generate": "text out of a model",
     "score": "how surprising each token or line of a text or a stream is",
     "serve": "a page and an HTTP API: talk to a model, watch its memory",
@@ -167,7 +168,7 @@ def dispatch(words: list[str]) -> int:
     name = words[0]
     if name not in COMMANDS:
         raise UsageError(f"no command {name}{suggest(name, COMMANDS)}")
-    command = import_module(f"transformer_xl.cli.{name}{'_' if iskeyword(name) else ''}")
+    command = module_of(name)
     parser = Parser(
         prog=f"txl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -177,6 +178,10 @@ def dispatch(words: list[str]) -> int:
     arguments.started_at = started_at  # for commands that promise to be done in time: loading torch takes seconds
     exit_code: int = command.run(arguments)
     return exit_code
+
+
+def module_of(command: str) -> Any:
+    return import_module(f"transformer_xl.cli.{command.replace('-', '_')}{'_' if iskeyword(command) else ''}")
 
 
 def overview() -> str:

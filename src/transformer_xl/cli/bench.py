@@ -4,6 +4,7 @@
     txl bench evaluation --against huggingface    (the last transformers release that has TransfoXL, in its own environment)
     txl bench sliding                             (memory against a vanilla window read anew for each token)
     txl bench training --against huggingface      (whole steps: forward, backward, clip, Adam)
+    txl bench adaptation --tokens 1000000         (learning while reading beside weights that stand still; and whether it stays flat)
     txl bench serving                             (txl serve: 16 streams against one, and the wait for a first token)
     txl bench generation --plot flat.png          (time and memory per token as the text grows)
     txl bench versions --against ../before        (this version and the one in another checkout, on the demo's model)
@@ -22,7 +23,7 @@ from transformer_xl.errors import ConfigError
 if TYPE_CHECKING:
     from transformer_xl.benchmarks.measuring import Result, Row
 
-KINDS = ("generation", "evaluation", "sliding", "training", "serving", "versions", "learning")
+KINDS = ("generation", "evaluation", "sliding", "training", "adaptation", "serving", "versions", "learning")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="generation: only draw time per token and memory as a text grows; learning: also draw bits against minutes",
     )
-    parser.add_argument("--tokens", metavar="N", type=int, help="how long that text grows (200000)")
+    parser.add_argument(
+        "--tokens",
+        metavar="N",
+        type=int,
+        help="how long that text grows (200000); adaptation: of a text that is read on",
+    )
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="print the result as JSON; learning: or write it to FILE"
     )
@@ -63,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     bench_learning.refuse(arguments)
     if arguments.rounds < 1:
         raise ConfigError(f"--rounds: {arguments.rounds} is too few; take at least 1")
-    if arguments.tokens is not None and not arguments.plot:
+    if arguments.tokens is not None and not arguments.plot and arguments.kind != "adaptation":
         raise ConfigError("--tokens is the length of the text that --plot draws; give --plot FILE with it")
     if arguments.preset and arguments.kind != "training":
         raise ConfigError(f"--preset: {arguments.preset} is for txl bench training; leave it out")
@@ -77,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.kind == "serving":
         return serving(arguments)
+    if arguments.kind == "adaptation":
+        return adaptation(arguments)
     from transformer_xl.benchmarks.measuring import measure
 
     result = measure(
@@ -110,6 +118,27 @@ def serving(arguments: argparse.Namespace) -> int:
             speed, told = f"{number(row.first_token_seconds or 0.0)} s", ""
         print(f"{row.workload}, {row.implementation}: {speed}{told}; {row.peak_memory_mb:,.0f} MB")
     print(f"{result.processor}, {result.cores} cores, torch {result.torch}, rounds: {result.rounds}; medians")
+    if result.scale == "tiny":
+        print("tiny shapes: these figures say that the command works and nothing about speed")
+    return 0
+
+
+def adaptation(arguments: argparse.Namespace) -> int:
+    if arguments.against:
+        raise ConfigError("--against: there is no other implementation to compare with; leave it out")
+    from transformer_xl.benchmarks.adaptation import measure_adaptation
+
+    result = measure_adaptation(scale=arguments.scale, rounds=arguments.rounds, tokens=arguments.tokens)
+    if arguments.json:
+        print(json.dumps(result.as_json(), indent=2))
+        return 0
+    for cost in result.costs:
+        print(f"{cost.way:<26}{number(cost.tokens_per_second):>9} tokens/s {cost.ratio_to_static:>7.2f}x the time")
+    for part in result.parts:
+        print(f"after {part.tokens:,} tokens: {number(part.tokens_per_second)} tokens/s, {part.peak_memory_mb:,.0f} MB")
+    print(
+        f"{result.model}, segments of {result.segment}, one lane, rounds: {result.rounds}; medians, ratios within rounds"
+    )
     if result.scale == "tiny":
         print("tiny shapes: these figures say that the command works and nothing about speed")
     return 0

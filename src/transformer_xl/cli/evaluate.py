@@ -4,6 +4,7 @@
     txl evaluate runs/first --memory 512 --clamp 400 --same-length
     txl evaluate runs/first --sweep 0,64,128,256,512        (the paper's attention-length study: table and plot)
     txl evaluate runs/vanilla --sliding                     (a full window for each predicted token)
+    txl evaluate runs/first --adapt both                    (learning while it reads, as txl tune-adaptation found)
 
 Rules: exact (default) scores every token after the first once, in full context, whatever the number of lanes; paper is the original's own
 ten columns, each starting cold, the remainder dropped."""
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformer_xl.cli.adapting import add_adapt, chosen
 from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
 from transformer_xl.errors import ConfigError, shown
 
@@ -45,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_precision(parser, default="float32")
     add("--json", action="store_true", help="print the result as JSON")
+    add_adapt(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     memories = sweep_lengths(arguments.sweep)
     if arguments.tokens is not None and arguments.tokens < 2:
         raise ConfigError(f"--tokens: {shown(arguments.tokens)} leaves nothing to predict; take at least 2")
-    if arguments.sweep and (arguments.per_token or arguments.sliding):
-        raise ConfigError("--sweep evaluates many times; it goes with neither --per-token nor --sliding")
+    if arguments.sweep and (arguments.per_token or arguments.sliding or arguments.adapt):
+        raise ConfigError("--sweep evaluates many times; it goes with neither --per-token nor --sliding nor --adapt")
     if arguments.per_token and not Path(arguments.per_token).parent.is_dir():
         raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
     loaded = load(arguments.run, device=arguments.device, precision=arguments.precision, adapter=arguments.adapter)
@@ -72,16 +75,24 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
 
     import numpy as np
 
+    from transformer_xl.adaptation.evaluating import adaptive_rule, score_adapting
+    from transformer_xl.config import AdaptationConfig
     from transformer_xl.console import progress
-    from transformer_xl.evaluation import UNIT_NAMES, figures, make_rule, score_split
+    from transformer_xl.evaluation import UNIT_NAMES, figures, make_rule
     from transformer_xl.files import atomic_file
 
     split = chosen_split(arguments, loaded)
     name: RuleName = "sliding" if arguments.sliding else arguments.rule
     rule = make_rule(loaded.model, lengths, name=name, tokens=len(split), **asked_of_rule(arguments))
+    how, statistics = AdaptationConfig(), None
+    if asked := chosen(arguments, loaded):
+        how, statistics = loaded.with_statistics(asked, segment=rule.segment)
+        if arguments.lanes not in (None, 1):
+            raise ConfigError(f"--lanes {arguments.lanes}: what is learned is carried on from token to token; take 1")
+    rule, how = adaptive_rule(rule, how)
     started_at = time.perf_counter()
     with progress(f"evaluating {arguments.split}", total=len(split) - 1, unit="tokens") as advance:
-        losses = score_split(loaded.model, split, rule=rule, advance=advance)
+        losses = score_adapting(loaded.model, split, how, rule=rule, statistics=statistics, advance=advance)
     found = figures(losses, split=split, rule=rule, seconds=time.perf_counter() - started_at)
     if arguments.per_token:
         with atomic_file(arguments.per_token) as file:
@@ -89,6 +100,7 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
     result = {**header(arguments, loaded), **found.as_json()}
     rounded = "" if rule.weights == "exact" else f"-{rule.weights}"
     rounded += "" if rule.precision == "float32" else f"-{rule.precision}"
+    rounded += f"-adapt-{arguments.adapt}" if rule.adaptation else ""
     record(loaded, result, name=f"{arguments.split}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}{rounded}")
     if arguments.json:
         print(json.dumps(result, indent=2))

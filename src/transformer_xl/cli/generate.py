@@ -3,6 +3,7 @@
 txl generate runs/first --prompt "import os" --tokens 300
 txl generate runs/first --prompt "def " --stop "\\n\\n" --samples 4 --top-p 0.9 --top-k 0
 txl generate runs/first --prompt "class " --beams 4 --tokens 40
+txl generate runs/first --prompt-file chapter.txt --adapt both       (learns from the prompt before it goes on)
 txl generate runs/wt103 --paper --tokens 500        (the paper's protocol: a context from the test set, top-40, the true text beside it)"""
 
 import argparse
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_xl.cli.adapting import add_adapt, chosen
 from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
 from transformer_xl.errors import InputError, shown
 
@@ -72,6 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_precision(parser, default="auto")
     add("--json", action="store_true", help="print texts, speed and settings as one JSON object")
+    add_adapt(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         return whole(arguments, loaded, prompt, sampling)
     sys.stdout.write(prompt)
     options = {"tokens": arguments.tokens, "stop": arguments.stop, "weights": arguments.weights}
+    options["adapt"] = chosen(arguments, loaded)
     for piece in loaded.stream(prompt, **options, **vars(sampling)):
         sys.stdout.write(piece)
         sys.stdout.flush()
@@ -115,6 +119,10 @@ def check(arguments: argparse.Namespace) -> None:
         for name in given:
             if name not in ("temperature", "repetition_penalty"):
                 raise InputError(f"{option(name)} changes nothing at --temperature 0, the likeliest; drop one of them")
+    if arguments.adapt:
+        for name in ("samples", "beams", "json", "paper"):
+            if getattr(arguments, name):
+                raise InputError(f"--adapt learns from one prompt and continues it once; drop {option(name)}")
     if arguments.paper:
         for name in ("stop", "samples", "beams", "json"):
             if getattr(arguments, name):

@@ -2,6 +2,7 @@
 
     txl score runs/first notes.txt --summary
     tail -f server.log | txl score runs/first - --by line --above 99.9% --state watch.state
+    tail -f server.log | txl score runs/first - --by line --adapt both --state watch.state      (learning from every line it has told)
 
 Of each token: {"token": "d", "id": 100, "bits": 3.21, "offset": 17}. Bits are minus the base-2 logarithm of its probability given all before it
 (null for the first token, which has nothing before it); offset is the byte at which it begins. Bytes of a token that are no whole character are
@@ -24,6 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from transformer_xl.cli.adapting import add_adapt, chosen
 from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
 from transformer_xl.console import say
 from transformer_xl.errors import InputError
@@ -60,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--adapter", metavar="FILE", help=ADAPTER_HELP)
     add_device(parser)
     add_precision(parser, default="float32")
+    add_adapt(parser)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +200,8 @@ def print_scores(arguments: argparse.Namespace, loaded: "Loaded", stream: Binary
     least = arguments.above.bits if arguments.above else None
     say_device(arguments, loaded)
     try:
-        for piece in loaded.score_stream(source, name=name, weights=arguments.weights):
+        adapt = chosen(arguments, loaded)
+        for piece in loaded.score_stream(source, name=name, weights=arguments.weights, adapt=adapt):
             rows = zip(piece.tokens.tolist(), piece.offsets.tolist(), piece.nats.tolist(), strict=True)
             for token, offset, loss_nats in rows:
                 if token not in names:
@@ -249,7 +253,12 @@ class Totals:
 def print_lines(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryIO, *, name: str) -> int:
     source = Source(stream)
     scorer = loaded.line_scorer(
-        by=arguments.by, last=arguments.last, state=arguments.state, name=name, weights=arguments.weights
+        by=arguments.by,
+        last=arguments.last,
+        state=arguments.state,
+        name=name,
+        weights=arguments.weights,
+        adapt=chosen(arguments, loaded),
     )
     say_device(arguments, loaded)
     if arguments.state is not None:

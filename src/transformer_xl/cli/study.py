@@ -7,6 +7,7 @@ paper's, a JSON file with all of them, and pictures. The same command again goes
     txl study recl --data data/enwik8                     (Table 8: relative effective context length)
     txl study speed                                       (Table 9: a window against memory)
     txl study generation --data data/enwik8               (Appendix E: text beside what really followed)
+    txl study adaptation --data data/enwik8               (beyond the paper: learning while reading, way by way)
 
 --scale tiny (default) takes two cores and minutes a model, small hours, paper the published configurations and GPUs (--device cuda)."""
 

@@ -11,13 +11,14 @@ import re
 import tempfile
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transformer_xl.config.fields import no_giant, not_negative, positive, read
 from transformer_xl.data.text.streaming import placed_tokens
@@ -25,7 +26,6 @@ from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.devices import to_device
 from transformer_xl.errors import CheckpointError, ConfigError, InputError, suggest
 from transformer_xl.evaluation.scores import Scores
-from transformer_xl.inference import Reader, restore_reader
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
 from transformer_xl.tensor_files import Kind, reading, write_tensors
@@ -112,6 +112,8 @@ class Progress:
     """How it reads: as the weights are or rounded, and how many positions it remembers (None: a recurrent state, or saved before this was kept)."""
     by: By
     last: int
+    adapts: bool = False
+    """Whether it learns while it reads."""
     units: int = 0
     """Lines or documents told."""
     lines: int = 0
@@ -143,17 +145,28 @@ class Progress:
             raise ConfigError("it says what cannot be")
 
 
+class Scorer(Protocol):
+    """Whatever reads for it, and remembers: a reader, or one that learns while it reads."""
+
+    model: AnyModel
+
+    def score(self, tokens_BT: Tensor, /) -> Tensor: ...
+
+    def save(self, path: Path | str, /) -> None: ...
+
+
 class LineScorer:
     """Give it bytes as they come. `model` is a fingerprint of the weights that read: a state of other weights is refused."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        reader: Reader,
+        reader: Scorer,
         *,
         model: str,
         by: By = "line",
         last: int = LAST_LINES,
+        adapts: bool = False,
         name: str = "the text",
         weights: WeightKind = "exact",
     ) -> None:
@@ -161,7 +174,8 @@ class LineScorer:
             raise InputError(f"`by={by}` is neither line nor document{suggest(str(by), get_args(By))}")
         if type(last) is not int or not 1 <= last <= MOST_LAST:
             raise InputError(f"`last={last}` must be 1 to {MOST_LAST:,} lines to compare with")
-        self.name, self.progress = name, Progress(model=model, by=by, last=last, **_reads(reader.model, weights))
+        told = {"adapts": adapts, **_reads(reader.model, weights)}
+        self.name, self.progress = name, Progress(model=model, by=by, last=last, **told)
         self._tokenizer, self._reader, self._recent = tokenizer, reader, Recent(last)
         self._rest, self._searched = bytearray(), 0
 
@@ -275,15 +289,16 @@ class LineScorer:
         path: Path | str,
         tokenizer: Tokenizer,
         net: AnyModel,
+        reader: Callable[[Path], Scorer],
         *,
         model: str,
         by: By | None = None,
         last: int | None = None,
-        memory: int | None = None,
         weights: WeightKind = "exact",
+        adapts: bool = False,
         name: str = "the text",
     ) -> "LineScorer":
-        """As it was saved. What is asked for beside it must be what it was made with."""
+        """As it was saved; `reader` restores what reads for it. What is asked for beside it must be what it was made with."""
         with reading(path, what=SAVED) as file:
             file.check_metadata((METADATA,))
             lengths = {part: kind.shape[:1] for part, kind in file.kinds.items()}
@@ -306,14 +321,18 @@ class LineScorer:
         ):
             if asked not in (None, saved):
                 raise CheckpointError(f"{path} was made with `{what}={saved}`; ask for that, or give another `state=`")
+        if progress.adapts != adapts:
+            how = "with" if progress.adapts else "without"
+            raise CheckpointError(f"{path} was made {how} `adapt=`; ask for the same, or give another `state=`")
         with tempfile.TemporaryDirectory(prefix="txl-score-") as folder:
             engine = Path(folder) / "engine"
             engine.write_bytes(tensors["engine"].numpy().tobytes())
             try:
-                reader = restore_reader(net, engine, lanes=1, memory=memory, weights=weights)
+                restored = reader(engine)
             except CheckpointError as error:
                 raise CheckpointError(str(error).replace(str(engine), str(path))) from None
-        scorer = cls(tokenizer, reader, model=model, by=progress.by, last=progress.last, name=name, weights=weights)
+        same: dict[str, Any] = {"by": progress.by, "last": progress.last, "adapts": adapts, "weights": weights}
+        scorer = cls(tokenizer, restored, model=model, name=name, **same)
         scorer.progress, scorer._recent = progress, Recent(progress.last, recent)
         scorer._rest += rest
         return scorer

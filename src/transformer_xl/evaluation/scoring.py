@@ -54,6 +54,8 @@ class Rule:
     """Of products."""
     recurrent: bool = False
     """A state is carried from token to token, however the text is cut."""
+    adaptation: str = ""
+    """What was learned while reading, in words; nothing, where empty."""
 
     def sentence(self) -> str:
         seen = f"segments of {self.segment} with memory {self.memory}"
@@ -69,6 +71,8 @@ class Rule:
             seen += ", weights rounded to int8"
         if self.precision != "float32":
             seen += f", products in {self.precision}"
+        if self.adaptation:
+            seen += f"; each token scored before it was learned from: {self.adaptation}"
         match self.name:
             case "exact":
                 return f"exact: every token after the first scored once in full context; {seen}"

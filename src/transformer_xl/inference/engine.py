@@ -20,7 +20,7 @@ from transformer_xl.inference.cache import Cache, cache_kinds
 from transformer_xl.inference.one_token import OneToken
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.weights import Linear, WeightKind
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyMemory, Memory, TransformerXL
 from transformer_xl.model.attention import Mask, attend, backend_of, from_neighbours, heads
 from transformer_xl.model.encodings import Distances
 from transformer_xl.model.layer import Layer
@@ -150,6 +150,25 @@ class Engine(Reader):
         zeros = self.model.config.initial_memory == "zeros"
         layers = cast(list[Layer], list(self.model.layers)) if zeros else []
         self.kept.reset(lanes, start=[layer.start(self._product) for layer in layers])
+
+    @torch.inference_mode()
+    def remember(self, memory: AnyMemory) -> None:
+        """Its keys and values, by this engine's weights: a model that moved needs nothing else made anew."""
+        assert isinstance(memory, Memory), "what another kind of model remembers"
+        self.model.check_memory(memory, lanes=self.lanes)
+        memory = memory.truncated(self.memory)
+        B, M, H, K = memory.lanes, memory.length, self.model.config.n_head, self.model.config.d_head
+        kept = slice(self.kept.end - M, self.kept.end)
+        for layer, memory_BMD in zip(cast(list[Layer], list(self.model.layers)), memory.layers, strict=True):
+            known_BMX = layer.keys_of_memory(memory_BMD, self._product)
+            if known_BMX is None:
+                continue
+            key_BHMK, value_BHMK = known_BMX.view(B, M, 2, H, K).permute(2, 0, 3, 1, 4)
+            self.kept.keys[layer.number][:, :, kept] = key_BHMK
+            self.kept.values[layer.number][:, :, kept] = value_BHMK
+        self.kept.valid_B, self.read_B = memory.valid_B.clone(), memory.valid_B.clone()
+        if memory.recent_BP is not None:
+            self.kept.recent_BP = memory.recent_BP.clone()
 
     def about(self) -> dict[str, str]:
         return {"sight": self.sight}

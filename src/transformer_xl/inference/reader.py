@@ -21,7 +21,7 @@ from torch import Tensor
 from transformer_xl.devices import to_device
 from transformer_xl.errors import CheckpointError, InputError, shown
 from transformer_xl.inference.weights import Linear
-from transformer_xl.model import AnyModel
+from transformer_xl.model import AnyMemory, AnyModel
 from transformer_xl.model.products import computing_in
 from transformer_xl.model.protocol import NOT_FINITE, check_tokens
 from transformer_xl.tensor_files import Kind, TensorFile, reading, write_tensors
@@ -120,6 +120,10 @@ class Reader(ABC):
     @abstractmethod
     def _read(self, tokens_BT: Tensor) -> Tensor:
         """One piece, of tokens that were checked."""
+
+    def remember(self, memory: AnyMemory) -> None:
+        """As if these lanes had read what a model returned this memory after. What comes next is not known before more is read."""
+        raise InputError("a model without memory keeps nothing; read its text again")
 
     def write(self, tokens: Sequence[int], choices: Any, steps: int = 1) -> list[list[int]]:
         """Each lane reads its token and draws the next one, `steps` times, all below Python: for each step what `read` and then `Distribution` would

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_xl import native
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.weights import Linear
-from transformer_xl.model import Recurrent, RecurrentState
+from transformer_xl.model import AnyMemory, Recurrent, RecurrentState
 from transformer_xl.tensor_files import Kind, TensorFile, kinds_of
 
 PREFIX = "state."
@@ -48,6 +48,11 @@ class RecurrentEngine(Reader):
         self.kept = States(output.memory)
         hidden_BTD: Tensor = output.hidden_BTD
         return hidden_BTD
+
+    def remember(self, memory: AnyMemory) -> None:
+        assert isinstance(memory, RecurrentState), "what another kind of model remembers"
+        self.model.check_memory(memory, lanes=self.lanes)
+        self.kept = States(memory)
 
     def _reset(self, lanes: list[int]) -> None:
         self.kept = States(self.kept.state.reset(lanes))

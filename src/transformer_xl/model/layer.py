@@ -60,7 +60,7 @@ class Layer(nn.Module):
             self,
             product(self.query, asking_BTD),
             # Memory and segment are projected apart: no gradient is computed for what memory was made of.
-            self._keys_of_memory(memory_BMD, product),
+            self.keys_of_memory(memory_BMD, product),
             product(self.key_value, source_BTD),
         )
         hidden_BTD = hidden_BTD + self.dropout["attention_output"](product(self.attention_output, mixed_BTX), 1)
@@ -71,7 +71,7 @@ class Layer(nn.Module):
         hidden_BTD = hidden_BTD + self.dropout["feed_forward"](product(self.outer, inner_BTF), 1)
         return hidden_BTD if pre else self.feed_forward_norm(hidden_BTD)
 
-    def _keys_of_memory(self, memory_BMD: Tensor | None, product: Product) -> Tensor | None:
+    def keys_of_memory(self, memory_BMD: Tensor | None, product: Product) -> Tensor | None:
         if memory_BMD is None or not memory_BMD.shape[1]:
             return None
         return product(self.key_value, self.attention_norm(memory_BMD) if self.config.norm != "post" else memory_BMD)
@@ -79,7 +79,7 @@ class Layer(nn.Module):
     def start(self, product: Product = by_module) -> Tensor:
         """Keys and values of a zero vector, [2, H, K]: what is remembered before the first token, where that is zeros (`initial_memory`)."""
         zero_11D = self.query.weight.new_zeros(1, 1, self.config.d_model)
-        kept_11X = cast(Tensor, self._keys_of_memory(zero_11D, product))
+        kept_11X = cast(Tensor, self.keys_of_memory(zero_11D, product))
         return kept_11X.view(2, self.config.n_head, self.config.d_head)
 
     @property

@@ -9,6 +9,7 @@ from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, InputError, suggest
 from transformer_xl.pictures import can_draw
 from transformer_xl.studies.ablation import ENCODING, FRAGMENTATION, MEMORY_MATCHED, run_ablation
+from transformer_xl.studies.adaptation import run_adaptation
 from transformer_xl.studies.generation import run_generation
 from transformer_xl.studies.recl import run_recl
 from transformer_xl.studies.report import Report, write_report
@@ -23,6 +24,7 @@ STUDIES: dict[str, Callable[[Setting], Report]] = {
     "recl": run_recl,
     "speed": run_speed,
     "generation": run_generation,
+    "adaptation": run_adaptation,
 }
 ONE_SEED = ("speed", "generation")
 """Studies whose rows are no means over models."""

@@ -1,0 +1,155 @@
+"""What learning while reading costs: every way reads the same tokens once in each round, beside the weights that stand still. Weights and text are random."""
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+from transformer_xl.adaptation import AdaptiveReader, Statistics
+from transformer_xl.adaptation.fast_weights import FastWeights
+from transformer_xl.config import AdaptationConfig, ModelConfig
+from transformer_xl.console import progress
+from transformer_xl.errors import ConfigError, InputError
+from transformer_xl.model import TransformerXL
+from transformer_xl.presets import find_preset
+
+Scale = Literal["full", "tiny"]
+STATIC = "weights that stand still"
+SEGMENT = {"full": 128, "tiny": 8}
+TOKENS = {"full": 8192, "tiny": 64}
+"""That each reads in a round."""
+PARTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    way: str
+    tokens_per_second: float
+    """Median over the rounds."""
+    ratio_to_static: float
+    """Median of the ratios of the rounds: both were measured one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Of one long text that is read while learning."""
+
+    tokens: int
+    tokens_per_second: float
+    peak_memory_mb: float
+    """Of the process, so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationCosts:
+    model: str
+    segment: int
+    rounds: int
+    scale: Scale
+    costs: tuple[Cost, ...]
+    parts: tuple[Part, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_adaptation(*, scale: Scale, rounds: int, tokens: int | None = None) -> AdaptationCosts:
+    """`tokens`: of a text that is read on, with moving weights and a cache, to see whether time and memory stay flat."""
+    if tokens is not None and tokens < PARTS * SEGMENT[scale]:
+        raise ConfigError(
+            f"`tokens=`: {tokens} are too few to compare parts of; take at least {PARTS * SEGMENT[scale]}"
+        )
+    model, segment, count = _model(scale), SEGMENT[scale], TOKENS[scale]
+    statistics = _statistics(model)
+    ways = ways_of(scale)
+    readers = {way: AdaptiveReader(model, how, statistics=statistics, sight="segment") for way, how in ways.items()}
+    text_1P = torch.randint(model.config.vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
+    _check_same(readers[STATIC].fork(), model, text_1P[:, : 3 * segment], segment=segment)
+    for reader in readers.values():
+        reader.score(text_1P[:, :1])  # a segment is whole with the token after it: from here on, with every piece
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    with progress("reading", total=(rounds + 1) * len(ways), unit="texts") as advance:
+        for number in range(rounds + 1):
+            for way, reader in readers.items():
+                spent = _seconds(reader, text_1P, segment=segment)
+                if number:  # the first fills memory and caches
+                    seconds[way].append(spent)
+                advance(1)
+        parts = tuple(_parts(readers["both"], tokens, segment=segment)) if tokens else ()
+    costs = [
+        Cost(
+            way=way,
+            tokens_per_second=count / median(spent),
+            ratio_to_static=median(own / still for own, still in zip(spent, seconds[STATIC], strict=True)),
+        )
+        for way, spent in seconds.items()
+    ]
+    config = model.config
+    told = f"{config.n_layer} layers of {config.d_model}, memory {config.memory}, {config.vocabulary:,} tokens"
+    return AdaptationCosts(model=told, segment=segment, rounds=rounds, scale=scale, costs=tuple(costs), parts=parts)
+
+
+def ways_of(scale: Scale) -> dict[str, AdaptationConfig]:
+    segment, size = SEGMENT[scale], 2000 if scale == "full" else 20
+    moves: dict[str, Any] = {"rate": 1e-9, "segment": segment, "cache_size": size}
+    cache: dict[str, Any] = {"cache_lambda": 0.1, "cache_size": size}
+    return {
+        STATIC: AdaptationConfig(),
+        "cache": AdaptationConfig(**cache),
+        "cache without end": AdaptationConfig(cache_lambda=0.1, cache_size=0),
+        "sgd": AdaptationConfig(**moves),
+        "rms with decay": AdaptationConfig(**moves, rule="rms", decay=1e-3),
+        "adapters": AdaptationConfig(**moves, learns="adapters", rank=8 if scale == "full" else 2),
+        "both": AdaptationConfig(**{**moves, **cache}, rule="rms", decay=1e-3),
+    }
+
+
+def _model(scale: Scale) -> TransformerXL:
+    config = find_preset("tiny-byte").run.model
+    assert isinstance(config, ModelConfig)
+    if scale == "tiny":
+        config = ModelConfig(vocabulary=32, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=32, memory=8)
+    torch.manual_seed(0)
+    return TransformerXL(config).eval()
+
+
+def _statistics(model: TransformerXL) -> Statistics:
+    fast = FastWeights(model, AdaptationConfig())
+    sizes = {name: torch.ones_like(weight) for name, weight in zip(fast.names, fast.trained, strict=True)}
+    return Statistics(segment=1, tokens=1, rank=0, sizes=sizes)
+
+
+def _seconds(reader: AdaptiveReader, text_1P: torch.Tensor, *, segment: int) -> float:
+    started_at = time.perf_counter()
+    for start in range(0, text_1P.shape[1], segment):
+        reader.score(text_1P[:, start : start + segment])
+    return time.perf_counter() - started_at
+
+
+def _check_same(static: AdaptiveReader, model: TransformerXL, text_1P: torch.Tensor, *, segment: int) -> None:
+    """Weights that hardly move read as those that stand still."""
+    moving = AdaptiveReader(model, AdaptationConfig(rate=1e-30, segment=segment))
+    cut = range(0, text_1P.shape[1], segment)
+    by_segment = torch.cat([static.score(text_1P[:, start : start + segment]) for start in cut], dim=1)
+    if not torch.allclose(moving.score(text_1P)[:, 1:], by_segment[:, 1:], rtol=0, atol=1e-3):
+        raise InputError(
+            "the two ways to read do not compute the same here, and comparing their speed would mean nothing"
+        )
+
+
+def _parts(reader: AdaptiveReader, tokens: int, *, segment: int) -> Iterator[Part]:
+    each, generator = tokens // PARTS // segment * segment, torch.Generator().manual_seed(1)
+    for number in range(PARTS):
+        text_1P = torch.randint(reader.model.config.vocabulary, (1, each), generator=generator)
+        spent = _seconds(reader, text_1P, segment=segment)
+        yield Part(tokens=(number + 1) * each, tokens_per_second=each / spent, peak_memory_mb=_peak_mb())
+
+
+def _peak_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
