@@ -32,7 +32,7 @@ PROCESSES = (
         "training/test_ranks.py",
         "training/test_large_presets.py",
     ),
-    *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py"),
+    *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py", "data/test_data_ray.py"),
 )
 THOROUGH = (
     *(
@@ -51,7 +51,13 @@ ALONE = (
 )
 """By file below this folder; what is marked where it stands, is marked there."""
 LONGEST_FIRST = (
-    *("test_docs.py", "training/test_ranks.py", "faults/test_mutated_checkpoints.py", "benchmarks/*"),
+    *(
+        "test_docs.py",
+        "training/test_ranks.py",
+        "data/test_data_ray.py",
+        "faults/test_mutated_checkpoints.py",
+        "benchmarks/*",
+    ),
     *("faults/test_killed_*", "data/test_data_corpora.py", "interop/test_exports.py", "huggingface/*", "faults/*"),
     *("studies/*", "training/*", "test_cli.py", "test_package.py", "interop/*", "data/*", "serving/*"),
 )
