@@ -33,6 +33,7 @@ PROCESSES = (
         "training/test_large_presets.py",
     ),
     *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py", "data/test_data_ray.py"),
+    "data/test_data_remote.py",
 )
 THOROUGH = (
     *(

@@ -107,7 +107,7 @@ def train(
     fields of it, by name. Everything lands in the folder `run`, or runs/NAME of the store. `on_step` is told of every step (`training.loop.Step`) and can stop
     it with `now.stop()`; in the main thread, so do Ctrl-C and a notebook's interrupt."""
     opened = store if isinstance(store, Store) else open_store(store)
-    folder = Path("runs") / opened.folder.resolve().name if run is None else Path(run)
+    folder = Path("runs") / Path(opened.place).name if run is None else Path(run)
     said = {"minutes": minutes, "epochs": epochs, "steps": steps}
     ends = [name for name, value in said.items() if value is not None]
     if len(ends) > 1:
@@ -120,7 +120,7 @@ def train(
     if epochs is not None:
         count = steps_in(epochs, config, opened)
         config = replace(config, training=replace(config.training, steps=count, minutes=0.0))
-    words = [repr(str(opened.folder)), *([repr(preset)] if isinstance(preset, str) else [])]
+    words = [repr(opened.address or str(opened.folder)), *([repr(preset)] if isinstance(preset, str) else [])]
     words += [f"{name}={said[name]!r}" for name in ends] + [f"run={str(folder)!r}"]
     words += [f"{name}={dict(changes)!r}" for name, changes in (("model", model), ("training", training)) if changes]
     outcome = loop.train(

@@ -18,6 +18,7 @@ from transformer_xl.console import progress
 from transformer_xl.data import store
 from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.pieces import DocumentRule, Fallback, Part, Piece, cut, each_piece, total_bytes
+from transformer_xl.data.remote import is_address
 from transformer_xl.data.text import tokenizers
 from transformer_xl.errors import DataError
 from transformer_xl.files import atomic_folder, put_back, write_json
@@ -164,6 +165,8 @@ def store_folder(out: Path) -> Iterator[Path]:
 
     Everything that reads text raises DataError by itself, so an OSError that arrives here is about the target.
     """
+    if is_address(out):
+        raise DataError(f"`out=` {out} is an address, and a store is written into a folder; copy it there afterwards")
     out = out.resolve()  # a link to a larger disk is followed, not replaced
     put_back(out)
     if out.exists() and not (out / store.MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
