@@ -30,6 +30,7 @@ PROCESSES = (
         "native/test_tiles.py",
         "native/test_compiled_tiles.py",
         "training/test_ranks.py",
+        "training/test_cluster_scripts.py",
         "training/test_large_presets.py",
     ),
     *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py", "data/test_data_ray.py"),
@@ -55,6 +56,7 @@ LONGEST_FIRST = (
     *(
         "test_docs.py",
         "training/test_ranks.py",
+        "training/test_cluster_scripts.py",
         "data/test_data_ray.py",
         "faults/test_mutated_checkpoints.py",
         "benchmarks/*",
