@@ -32,9 +32,11 @@ PROCESSES = (
         "training/test_ranks.py",
         "training/test_rank_work.py",
         "training/test_shards.py",
+        "training/test_cluster_scripts.py",
         "training/test_large_presets.py",
     ),
-    *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py"),
+    *("data/test_data_bad_input.py", "data/test_data_bombs.py", "data/test_data_pieces.py", "data/test_data_ray.py"),
+    "data/test_data_remote.py",
 )
 THOROUGH = (
     *(
@@ -58,6 +60,8 @@ LONGEST_FIRST = (
         "training/test_ranks.py",
         "training/test_rank_work.py",
         "training/test_shards.py",
+        "training/test_cluster_scripts.py",
+        "data/test_data_ray.py",
         "faults/test_mutated_checkpoints.py",
         "benchmarks/*",
     ),

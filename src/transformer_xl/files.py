@@ -297,6 +297,11 @@ def _stands(path: Path, descriptor: int) -> bool:
         return False
 
 
+def cache_folder() -> Path:
+    """What was brought over a network is kept here, so that nothing is brought twice."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer_xl"
+
+
 # --- plain files
 
 

@@ -29,6 +29,7 @@ from transformer_xl.checkpoint.folder import CHECKSUMS
 from transformer_xl.config import AdaptationConfig, EvaluationConfig
 from transformer_xl.config.adaptation import Adapt
 from transformer_xl.console import Advance, progress
+from transformer_xl.data.remote import is_address
 from transformer_xl.data.store import Split, Store, open_store
 from transformer_xl.data.text.display import readable
 from transformer_xl.data.text.streaming import Placed, placed_tokens, token_stream
@@ -68,8 +69,11 @@ class Loaded:
             raise DataError(
                 "this model came from elsewhere, and no data came with it; give some made with its tokenizer, with `data=`"
             )
-        path = Path(data) if data else path_from_text(self.checkpoint.about.data)
-        if data is None and not path.exists():
+        path = data or path_from_text(self.checkpoint.about.data)
+        if data is None and is_address(path):  # a file that may be anybody's decides nowhere we go on the network
+            where = self.checkpoint.about.data
+            raise DataError(f"the data it was trained on lies at {where}; have it read from there with `data={where}`")
+        if data is None and not Path(path).exists():
             raise DataError(f"the data it was trained on is no longer at {path}; give its new place with `data=`")
         store = open_store(path)
         if not same_tokenizer(self.checkpoint.folder, store.folder):

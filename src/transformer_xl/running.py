@@ -17,6 +17,7 @@ from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import read_about, read_config
 from transformer_xl.config import RunConfig
 from transformer_xl.config.sources import with_values
+from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.known import prepare_known
 from transformer_xl.data.corpora.own_text import Documents, Kind, OwnText, prepare_own_text
 from transformer_xl.data.corpora.python import prepare_python
@@ -51,17 +52,19 @@ def prepare(
     documents: Documents = "file",
     separator: str | None = None,
     source: Path | str | None = None,
+    engine: Engine = "processes",
 ) -> Store:
     """A store of your own text (files and folders), or of a known corpus by its name ("python", "enwik8", ...; `source`: the file you have of it). It lands in
-    `out`, or in data/NAME. What is there already is made anew: the same text gives the same store."""
+    `out`, or in data/NAME. What is there already is made anew: the same text gives the same store,
+    whoever encodes it: the cores of this machine, or with `engine="ray"` the machines of a Ray cluster."""
     paths = [what] if isinstance(what, str | Path) else list(what)
     if not paths:
         raise DataError(f"nothing to prepare; name a corpus ({', '.join(NAMES)}) or give files or folders")
     name, out = str(paths[0]), Path(out) if out is not None else _place_for(paths)
     if name in NAMES and len(paths) == 1:
         if name == PYTHON:
-            return prepare_python(out=out)
-        return prepare_known(name, out=out, source=None if source is None else Path(source))
+            return prepare_python(out=out, engine=engine)
+        return prepare_known(name, out=out, source=None if source is None else Path(source), engine=engine)
     for path in map(Path, paths):
         if not path.exists():
             raise DataError(f"no corpus and no file {path}{suggest(str(path), NAMES)}")
@@ -76,7 +79,7 @@ def prepare(
         documents="separator" if separator is not None else documents,
         separator=separator,
     )
-    return prepare_own_text(paths, out=out, settings=settings)
+    return prepare_own_text(paths, out=out, settings=settings, engine=engine)
 
 
 def _place_for(paths: Sequence[Path | str]) -> Path:
@@ -104,7 +107,7 @@ def train(
     fields of it, by name. Everything lands in the folder `run`, or runs/NAME of the store. `on_step` is told of every step (`training.reporting.Step`) and can stop
     it with `now.stop()`; in the main thread, so do Ctrl-C and a notebook's interrupt."""
     opened = store if isinstance(store, Store) else open_store(store)
-    folder = Path("runs") / opened.folder.resolve().name if run is None else Path(run)
+    folder = Path("runs") / Path(opened.place).name if run is None else Path(run)
     said = {"minutes": minutes, "epochs": epochs, "steps": steps}
     ends = [name for name, value in said.items() if value is not None]
     if len(ends) > 1:
@@ -117,7 +120,7 @@ def train(
     if epochs is not None:
         count = steps_in(epochs, config, opened)
         config = replace(config, training=replace(config.training, steps=count, minutes=0.0))
-    words = [repr(str(opened.folder)), *([repr(preset)] if isinstance(preset, str) else [])]
+    words = [repr(opened.address or str(opened.folder)), *([repr(preset)] if isinstance(preset, str) else [])]
     words += [f"{name}={said[name]!r}" for name in ends] + [f"run={str(folder)!r}"]
     words += [f"{name}={dict(changes)!r}" for name, changes in (("model", model), ("training", training)) if changes]
     outcome = loop.train(

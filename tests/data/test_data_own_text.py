@@ -163,9 +163,9 @@ def test_compressed_text_is_text(tmp_path):
 def test_a_large_text_uses_more_cores_and_gives_the_same(tmp_path, monkeypatch, story):
     settings = OwnText(tokenizer="word", shares=(1.0,))
     alone = prepare_own_text([story], out=tmp_path / "alone", settings=settings)
-    monkeypatch.setattr("transformer_xl.data.corpora.pieces.WORTH_MORE_CORES_BYTES", 1)
+    monkeypatch.setattr("transformer_xl.data.corpora.dealing.WORTH_MORE_CORES_BYTES", 1)
     monkeypatch.setattr("transformer_xl.data.corpora.pieces.PIECE_BYTES", 500)
-    monkeypatch.setattr("transformer_xl.data.corpora.pieces.cores", lambda: 2)
+    monkeypatch.setattr("transformer_xl.data.corpora.dealing.cores", lambda: 2)
     many = prepare_own_text([story], out=tmp_path / "many", settings=settings)
     assert many.manifest == alone.manifest
     assert np.array_equal(many.split("train").tokens, alone.split("train").tokens)

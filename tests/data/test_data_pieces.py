@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpora import pieces
+from transformer_xl.data.corpora.dealing import ordered_map, processes
 from transformer_xl.data.corpora.encoding import encode_piece
 from transformer_xl.data.corpora.pieces import (
     BY_ARTICLE,
@@ -25,7 +26,6 @@ from transformer_xl.data.corpora.pieces import (
     Part,
     by_separator,
     cut,
-    ordered_map,
 )
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.store import SplitWriter, smallest_dtype
@@ -98,8 +98,13 @@ def test_a_range_of_a_source_is_read_alone(tmp_path):
     assert (piece.data, piece.offset, piece.first, piece.last) == (bytes(range(10, 20)), 10, True, True)
 
 
+def by_two(work, items, *, shared):
+    with processes(work, shared, workers=2) as pool:
+        return list(ordered_map(pool, items))
+
+
 def test_several_workers_keep_the_order():
-    assert list(ordered_map(divmod, range(1, 40), shared=1000, workers=2)) == [divmod(1000, n) for n in range(1, 40)]
+    assert by_two(divmod, range(1, 40), shared=1000) == [divmod(1000, n) for n in range(1, 40)]
 
 
 def kill_own_process(shared: object, item: int) -> None:
@@ -109,17 +114,18 @@ def kill_own_process(shared: object, item: int) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
 def test_a_killed_worker_is_said_in_one_sentence():
     with pytest.raises(DataError, match="worker process was killed"):
-        list(ordered_map(kill_own_process, range(9), shared=None, workers=2))
+        by_two(kill_own_process, range(9), shared=None)
 
 
 PARENT = """
 import os, sys
-from transformer_xl.data.corpora.pieces import ordered_map
+from transformer_xl.data.corpora.dealing import ordered_map, processes
 def show(shared, item):
     return os.getpid()
 if __name__ == "__main__":
-    for pid in ordered_map(show, iter(int, 1), shared=None, workers=2):
-        print(pid, flush=True)
+    with processes(show, None, workers=2) as pool:
+        for pid in ordered_map(pool, iter(int, 1)):
+            print(pid, flush=True)
 """
 
 
@@ -143,4 +149,4 @@ def test_workers_go_when_their_parent_does(tmp_path, how):
 
 def test_a_worker_that_fails_says_so():
     with pytest.raises(ZeroDivisionError):
-        list(ordered_map(divmod, [1, 0, *[5] * 30], shared=1, workers=2))
+        by_two(divmod, [1, 0, *[5] * 30], shared=1)

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from transformer_xl.data.corpora.pieces import cores as cores
+from transformer_xl.data.corpora.dealing import cores as cores
 from transformer_xl.errors import TransformerXLError
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -15,7 +15,11 @@ from transformer_xl.data.store import Manifest, open_store
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", help="a store made by txl prepare")
+    add(
+        "folder",
+        metavar="DIR",
+        help="a store made by txl prepare; here as everywhere, also an address: s3://bucket/store",
+    )
     add("--plot", type=Path, metavar="FILE", help="draw token frequencies into this .png, .svg or .pdf")
     add("--verify", action="store_true", help="read every file and check its checksum")
     add("--json", action="store_true", help="print everything as JSON")

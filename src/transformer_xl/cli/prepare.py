@@ -7,14 +7,17 @@ txl prepare novel.txt --out data/novel --tokenizer char     your own text
 cat *.txt | txl prepare - --out data/mine --tokenizer bpe --vocab-size 4096
 txl prepare mail.jsonl.zst --out data/mail --field subject --field body    records: each is a document
 txl prepare ~/project --out data/code --include '*.py' --exclude tests --gitignore
+txl prepare /shared/crawl --out data/crawl --tokenizer word --engine ray    the pieces dealt to the machines of a Ray cluster
 txl prepare novel.txt --out data/novel --tokenizer-of runs/theirs    for a model that exists, in its own tokens
 """
 
 import argparse
 import json
 from pathlib import Path
+from typing import get_args
 
 from transformer_xl.cli.data import splits_table
+from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.inputs import Inputs
 from transformer_xl.data.corpora.known import prepare_known
 from transformer_xl.data.corpora.own_text import OwnText, prepare_given_splits, prepare_own_text
@@ -39,6 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("what", nargs="*", metavar="NAME|PATH", help=f"one of {', '.join(NAMES)}; or files, folders, -")
     add("--out", type=Path, required=True, metavar="DIR", help="the store to make")
+    add(
+        "--engine",
+        choices=get_args(Engine),
+        default="processes",
+        help="who encodes: this machine's cores, or a Ray cluster",
+    )
     add("--json", action="store_true", help="print the manifest as JSON")
 
     known = parser.add_argument_group("a known corpus").add_argument
@@ -102,7 +111,7 @@ def _prepare(arguments: argparse.Namespace) -> Store:
         _refuse(arguments, KNOWN_ONLY, "is for the known corpora")
     if name == PYTHON:
         _refuse(arguments, ("train",), f"does not apply to {name}, which has its own rule")
-        return prepare_python(out=arguments.out)
+        return prepare_python(out=arguments.out, engine=arguments.engine)
     if name is not None:
         return prepare_known(
             name,
@@ -112,13 +121,14 @@ def _prepare(arguments: argparse.Namespace) -> Store:
             splits=arguments.splits.split(",") if arguments.splits else None,
             train=[Path(path) for path in arguments.train or ()],
             vocabulary_file=arguments.vocab,
+            engine=arguments.engine,
         )
     settings = _settings(arguments)
     splits = {split: getattr(arguments, split) for split in ("train", "valid", "test") if getattr(arguments, split)}
     if splits:
         _refuse(arguments, ("what", "split", "split_by"), "does not go with --train, --valid and --test")
-        return prepare_given_splits(splits, out=arguments.out, settings=settings)
-    return prepare_own_text(arguments.what, out=arguments.out, settings=settings)
+        return prepare_given_splits(splits, out=arguments.out, settings=settings, engine=arguments.engine)
+    return prepare_own_text(arguments.what, out=arguments.out, settings=settings, engine=arguments.engine)
 
 
 def _known_name(arguments: argparse.Namespace) -> str | None:

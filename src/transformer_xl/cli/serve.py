@@ -31,6 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
     add("--admit", metavar="N", type=int, default=64, help="texts at a time; more are answered 429 (64)")
     add("--max-sessions", metavar="N", type=int, default=32, help="sessions in memory; more are answered 409 (32)")
+    add("--replica", metavar="NAME", help="this server's name among several, with which the ids of its sessions begin")
+    add(
+        "--log-requests",
+        action="store_true",
+        help="a line of JSON on stderr for each request; nothing that was sent is in it",
+    )
     add("--deadline", metavar="SECONDS", type=float, default=120.0, help="for one request, then 504 (120)")
     add_device(parser)
     add_precision(parser, default="auto")
@@ -43,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--sessions: there is no folder {folder}; make it first")
     try:
         from transformer_xl.serving.api.app import make_app
+        from transformer_xl.serving.http.logs import LinesAside
         from transformer_xl.serving.http.server import make_server, serve
     except ModuleNotFoundError as error:
         raise InputError(f"serving needs {error.name}; install it with: pip install 'transformer-xl[serve]'") from None
@@ -64,7 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None and writable_by_others(folder):
         say(f"others can write to {folder}, and so change what sessions remember; run: chmod go-w {folder}")
     host, allowed = arguments.host, arguments.allow_host
-    app = make_app(models, limits=limits, sessions=folder, host=host, allowed=allowed, key=key)
+    app = make_app(
+        models,
+        limits=limits,
+        sessions=folder,
+        host=host,
+        allowed=allowed,
+        key=key,
+        replica=arguments.replica,
+        log_request=LinesAside() if arguments.log_requests else None,
+    )
     server = make_server(app, limits=limits, host=host, port=arguments.port)
     names = ", ".join(one.name for one in models)
     if not serve(server, ready=lambda address: say(f"serving {names} at {address}")):

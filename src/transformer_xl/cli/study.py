@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         page, value = run_study(
             arguments.name,
             scale=find_scale(arguments.scale),
-            data=None if arguments.data is None else Path(arguments.data),
+            data=arguments.data,
             out=Path(arguments.out),
             seeds=arguments.seeds,
             device=str(choose_device(arguments.device)),

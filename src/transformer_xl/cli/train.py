@@ -42,7 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PRESET_OR_CONFIG",
         help="a preset's name, or a .json or .toml file; not with --from",
     )
-    parser.add_argument("--data", metavar="DIR", required=True, help="a store made by txl prepare")
+    parser.add_argument(
+        "--data", metavar="DIR", required=True, help="a store made by txl prepare: a folder, or s3://bucket/store"
+    )
     parser.add_argument("--run", metavar="RUN", help="the folder that everything lands in")
     parser.add_argument(
         "--from",

@@ -5,10 +5,14 @@ DIR/tokenizer.json ...       the tokenizer that made it
 DIR/train.tokens.bin         every token, little-endian, smallest integer that fits, memory-mapped
 DIR/train.documents.bin      where documents begin: int64 positions in the tokens
 DIR/train.sentences.bin      where sentences begin, for corpora made of sentences
+
+DIR may be an address, s3://bucket/data/enwik8: then a local copy is what is read (remote.py).
 """
 
 import hashlib
 import json
+import re
+from collections import Counter
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -20,7 +24,15 @@ from numpy.typing import NDArray
 
 from transformer_xl.config.fields import no_giant, not_negative, one_of, positive, read
 from transformer_xl.console import progress
-from transformer_xl.data.text.tokenizers import Tokenizer, WordTokenizer, load_tokenizer
+from transformer_xl.data.remote import RemoteFolder, is_address, local_copy
+from transformer_xl.data.text.tokenizers import (
+    BYTE_PAIRS,
+    DESCRIPTION,
+    VOCABULARY,
+    Tokenizer,
+    WordTokenizer,
+    load_tokenizer,
+)
 from transformer_xl.errors import ConfigError, DataError, InputError, shown, suggest
 from transformer_xl.files import digest, put_back, strange_file
 
@@ -29,6 +41,11 @@ MANIFEST = "manifest.json"
 DTYPES = ("uint8", "uint16", "uint32")
 POSITION = np.dtype("<i8")
 Positions = NDArray[np.int64]
+OF_A_SPLIT = r"\w[\w.-]*\.(tokens|documents|sentences)\.bin"
+FILES_OF_A_TOKENIZER = {"word": (VOCABULARY,), "bpe": (BYTE_PAIRS,)}
+"""By kind, beside its description."""
+MOST_MANIFEST_BYTES, MOST_TOKENIZER_BYTES = 16 << 20, 256 << 20
+"""Of such files in somebody's bucket, which are read into memory."""
 Unit = Literal["bits_per_character", "bits_per_byte", "perplexity_per_word"]
 
 
@@ -151,15 +168,22 @@ class Split:
 class Store:
     """A text as tokens in a folder, cut into splits."""
 
-    def __init__(self, *, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, *, folder: Path, manifest: Manifest, address: str | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.address = address
+        """Where it lies in object storage, if `folder` is a copy of that."""
+
+    @property
+    def place(self) -> str:
+        """Where to find it again."""
+        return self.address or str(self.folder.resolve())
 
     def __repr__(self) -> str:
         manifest = self.manifest
         splits = ", ".join(f"{split.name} {split.tokens:,}" for split in manifest.splits)
         what = f"{manifest.name}, {manifest.vocabulary_size:,} {manifest.tokenizer_kind} tokens"
-        return f"<store {self.folder}: {what}; {splits}>"
+        return f"<store {self.address or self.folder}: {what}; {splits}>"
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -190,7 +214,11 @@ class Store:
 
 
 def open_store(path: Path | str, *, verify: bool = False) -> Store:
-    """Checks that every file is there with its size; `verify` reads them all and checks their checksums too."""
+    """Checks that every file is there with its size; `verify` reads them all and checks their checksums too.
+
+    `path` is a folder, or an address such as s3://bucket/data/enwik8, of which all checksums are verified when it is fetched."""
+    if is_address(path) and not Path(path).exists():
+        return _open_remote(str(path), verify=verify)
     folder = Path(path)
     put_back(folder)
     place = folder / MANIFEST
@@ -202,19 +230,8 @@ def open_store(path: Path | str, *, verify: bool = False) -> Store:
         raise DataError(
             f"{folder} holds no data store (there is no {MANIFEST}); make one with: txl prepare NAME --out {folder}"
         )
-    try:
-        value = json.loads(place.read_bytes())
-        version = value["version"]
-        manifest = Manifest.from_json(value) if version == VERSION else None
-    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{place} is damaged ({what}); prepare the store again") from error
-    if manifest is None:
-        raise DataError(f"{place} has version {shown(version)}, this program reads {VERSION}; prepare the store again")
+    manifest = read_manifest(place.read_bytes(), place=place)
     files = [file for split in manifest.splits for file in split.files]
-    for name in (*(split.name for split in manifest.splits), *(file.name for file in files)):
-        if Path(name).name != name:
-            raise DataError(f"{place} is damaged ({name!r} is no name of a file in it); prepare the store again")
     for record in files:
         file = folder / record.name
         if not file.is_file():
@@ -230,6 +247,52 @@ def open_store(path: Path | str, *, verify: bool = False) -> Store:
                     raise DataError(f"{folder / record.name} has {told}; prepare the store again")
                 advance(record.bytes)
     return Store(folder=folder, manifest=manifest)
+
+
+def read_manifest(data: bytes, *, place: Path | str) -> Manifest:
+    """Every name in it is that of a file beside it."""
+    try:
+        value = json.loads(data)
+        version = value["version"]
+        manifest = Manifest.from_json(value) if version == VERSION else None
+    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{place} is damaged ({what}); prepare the store again") from error
+    if manifest is None:
+        raise DataError(f"{place} has version {shown(version)}, this program reads {VERSION}; prepare the store again")
+    files = [file for split in manifest.splits for file in split.files]
+    for name in (*(split.name for split in manifest.splits), *(file.name for file in files)):
+        if Path(name).name != name:
+            raise DataError(f"{place} is damaged ({name!r} is no name of a file in it); prepare the store again")
+    return manifest
+
+
+def _open_remote(address: str, *, verify: bool) -> Store:
+    remote = RemoteFolder(address)
+    data = remote.read(MANIFEST, at_most=MOST_MANIFEST_BYTES)
+    if data is None:
+        raise DataError(
+            f"{remote.address} holds no data store (there is no {MANIFEST}); make one with txl prepare, and copy its folder there"
+        )
+    manifest = read_manifest(data, place=f"{remote.address}/{MANIFEST}")
+    files = [file for split in manifest.splits for file in split.files]
+    names = [file.name for file in files]
+    # These are written here, so they are held to more than those of a folder that is only read.
+    wrong = next((name for name in names if not re.fullmatch(OF_A_SPLIT, name, re.ASCII)), None)
+    if wrong is None and len(set(names)) < len(names):
+        wrong = next(name for name, count in Counter(names).items() if count > 1)
+    if wrong is not None:
+        raise DataError(
+            f"{remote.address}/{MANIFEST} is damaged ({wrong!r} is no name of one file of a split); prepare the store again"
+        )
+    small = {MANIFEST: data}
+    for name in (DESCRIPTION, *FILES_OF_A_TOKENIZER.get(manifest.tokenizer_kind, ())):
+        content = remote.read(name, at_most=MOST_TOKENIZER_BYTES)
+        if content is None:
+            raise DataError(f"{remote.address}/{name} is missing; copy the store there again")
+        small[name] = content
+    folder = local_copy(remote, small=small, large=files, check=lambda copy: open_store(copy, verify=verify))
+    return Store(folder=folder, manifest=manifest, address=remote.address)
 
 
 @dataclass(frozen=True, kw_only=True)

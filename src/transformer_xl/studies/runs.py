@@ -38,7 +38,7 @@ class Setting:
 
     study: str
     scale: Scale
-    data: Path | None
+    data: Path | str | None
     out: Path
     seeds: int
     device: str

@@ -7,6 +7,7 @@ from typing import Any
 from transformer_xl.checkpoint import RunFolder, load_checkpoint, same_tokenizer
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.console import progress, say
+from transformer_xl.data.remote import is_address
 from transformer_xl.data.store import Split, Store, open_store
 from transformer_xl.errors import TransformerXLError
 from transformer_xl.evaluation import UNIT_NAMES, Figures, evaluate, make_rule
@@ -74,6 +75,9 @@ def old_store(origin: Origin, store: Store) -> list[Store]:
     about, folder = origin.checkpoint.about, origin.checkpoint.folder
     if not about.data:
         say(f"{folder} came without its text: what was lost on that is not known")
+        return []
+    if is_address(about.data):
+        say(f"the text of {folder} lies at {about.data}, and not here: what was lost on it is not known")
         return []
     path: Path = path_from_text(about.data)
     try:

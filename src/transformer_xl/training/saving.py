@@ -50,7 +50,7 @@ def save(
         corpus=store.manifest.name,
         rule=store.manifest.rule,
         unit=store.manifest.unit,
-        data=str(store.folder.resolve()),
+        data=store.place,
         step=step,
         validation_nats=loss,
     )

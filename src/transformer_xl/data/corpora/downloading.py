@@ -11,18 +11,13 @@ from pathlib import Path
 from transformer_xl.console import progress
 from transformer_xl.data.corpora.recipes import Place, Recipe
 from transformer_xl.errors import DataError
-from transformer_xl.files import digest
+from transformer_xl.files import cache_folder, digest
 
 BLOCK = 1 << 18
 ATTEMPTS = 5
 """Cut connections in a row, none of which brought a byte, before giving up."""
 SECONDS_WITHOUT_AN_ANSWER = 30
 LIST_OF_PLACES = "the list of known places is at the end of txl prepare --help and in docs/data.md"
-
-
-def cache_folder() -> Path:
-    """Downloads are kept here, so that preparing again, or by another rule, downloads nothing."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer_xl"
 
 
 def download_any(recipe: Recipe, *, vocabulary: bool = False) -> Path:

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from transformer_xl.console import progress
 from transformer_xl.data import store
+from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.pieces import DocumentRule, Fallback, Part, Piece, cut, each_piece, total_bytes
+from transformer_xl.data.remote import is_address
 from transformer_xl.data.text import tokenizers
 from transformer_xl.errors import DataError
 from transformer_xl.files import atomic_folder, put_back, write_json
@@ -25,12 +27,15 @@ Parts = Mapping[str, Sequence[Part]]
 """Split -> its parts, in order."""
 
 
-def count_words(parts: Sequence[Part], *, rule: DocumentRule, lower: bool, line_marks: bool) -> Counter[str]:
+def count_words(
+    parts: Sequence[Part], *, rule: DocumentRule, lower: bool, line_marks: bool, engine: Engine
+) -> Counter[str]:
     """How often each word occurs, in order of first appearance; with `line_marks` every line's end counts as `<eos>`."""
     total: Counter[str] = Counter()
     fallback: Fallback = "word" if line_marks else "none"
     shared = (rule, lower, line_marks)
-    with closing(each_piece(parts, _count_piece, shared, fallback=fallback, title="counting words")) as counts:
+    counts = each_piece(parts, _count_piece, shared, fallback=fallback, title="counting words", engine=engine)
+    with closing(counts):
         for piece_counts in counts:
             total.update(piece_counts)
     return total
@@ -46,10 +51,11 @@ def _count_piece(shared: tuple[DocumentRule, bool, bool], piece: Piece) -> Count
     return counts
 
 
-def collect_characters(parts: Sequence[Part], *, rule: DocumentRule, lower: bool) -> str:
+def collect_characters(parts: Sequence[Part], *, rule: DocumentRule, lower: bool, engine: Engine) -> str:
     """Every character that occurs, in code point order."""
     found: NDArray[Any] = np.zeros(0, dtype=np.uint32)
-    sets = each_piece(parts, _piece_characters, (rule, lower), fallback="character", title="collecting characters")
+    shared, title = (rule, lower), "collecting characters"
+    sets = each_piece(parts, _piece_characters, shared, fallback="character", title=title, engine=engine)
     with closing(sets):
         for characters in sets:
             found = np.union1d(found, characters)
@@ -73,13 +79,14 @@ def texts(parts: Sequence[Part], *, rule: DocumentRule) -> Iterator[str]:
 
 
 def write_splits(
-    folder: Path, *, parts: Parts, tokenizer: tokenizers.Tokenizer, rule: DocumentRule
+    folder: Path, *, parts: Parts, tokenizer: tokenizers.Tokenizer, rule: DocumentRule, engine: Engine
 ) -> tuple[store.SplitRecord, ...]:
     """Encodes every split into its files. A split that shares its parts with an earlier one is encoded again: it is small."""
     sentences, records = store.sentence_mark(tokenizer) is not None, []
     fallback: Fallback = "none" if sentences else "word" if tokenizer.kind in tokenizers.BETWEEN_SPACES else "character"
     for name, split in parts.items():
-        encoded = each_piece(split, encode_piece, (tokenizer, rule), fallback=fallback, title=f"encoding {name}")
+        shared, title = (tokenizer, rule), f"encoding {name}"
+        encoded = each_piece(split, encode_piece, shared, fallback=fallback, title=title, engine=engine)
         writer = store.SplitWriter(folder=folder, name=name, vocabulary=tokenizer.size, sentences=sentences)
         with writer, closing(encoded):
             for piece in encoded:
@@ -158,6 +165,8 @@ def store_folder(out: Path) -> Iterator[Path]:
 
     Everything that reads text raises DataError by itself, so an OSError that arrives here is about the target.
     """
+    if is_address(out):
+        raise DataError(f"`out=` {out} is an address, and a store is written into a folder; copy it there afterwards")
     out = out.resolve()  # a link to a larger disk is followed, not replaced
     put_back(out)
     if out.exists() and not (out / store.MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):

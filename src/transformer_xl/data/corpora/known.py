@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.downloading import download_any
 from transformer_xl.data.corpora.encoding import make_store
 from transformer_xl.data.corpora.recipes import RECIPES, SPLITS_MD5, Counts, Recipe
@@ -24,6 +25,7 @@ def prepare_known(
     splits: Sequence[str] | None = None,
     train: Sequence[Path] = (),
     vocabulary_file: Path | None = None,
+    engine: Engine = "processes",
 ) -> Store:
     """Makes the store of corpus `name` at `out`.
 
@@ -43,6 +45,8 @@ def prepare_known(
         raise DataError(f"`train=` names the shards of lm1b; {name} has its own files, give them with `source=`")
     if vocabulary_file is not None and recipe.vocabulary_file is None:
         raise DataError(f"`vocabulary_file=` serves wikitext-103 and lm1b; the vocabulary of {name} is counted")
+    if engine == "ray" and name in SPLITS_MD5:
+        raise DataError(f"{name} is 100 MB, which one process encodes in seconds; leave out `engine=ray`")
 
     def fill(folder: Path, scratch: Path) -> tuple[Manifest, Tokenizer]:
         with _files_of(recipe, source) as place:
@@ -51,7 +55,9 @@ def prepare_known(
             else:
                 files = find_files(recipe, place, scratch, wanted, train)
                 vocabulary = vocabulary_file or own_vocabulary(recipe, source, wanted)
-                manifest, tokenizer, counts = fill_words(recipe, files, folder, vocabulary, by_hand=bool(train))
+                manifest, tokenizer, counts = fill_words(
+                    recipe, files, folder, vocabulary, by_hand=bool(train), engine=engine
+                )
             _check_counts(manifest, counts)
             return manifest, tokenizer
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from transformer_xl.console import progress, say
 from transformer_xl.data.corpora import encoding, pieces
+from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.encoding import make_store
 from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, Inputs, gather
 from transformer_xl.data.corpora.sources import Source
@@ -99,14 +100,20 @@ class OwnText:
 
 
 def prepare_own_text(
-    paths: Sequence[Path | str], *, out: Path | str, settings: OwnText, standard_input: BinaryIO | None = None
+    paths: Sequence[Path | str],
+    *,
+    out: Path | str,
+    settings: OwnText,
+    engine: Engine = "processes",
+    standard_input: BinaryIO | None = None,
 ) -> Store:
     """One text, split by `settings`. The path `-` is standard input."""
 
     def fill(folder: Path, scratch: Path) -> tuple[Manifest, tokenizers.Tokenizer]:
         gathered = gather(paths, scratch=scratch, inputs=settings.inputs, standard_input=standard_input)
         split = _by_file if settings.split_by == "file" else _by_share
-        return _fill(split(gathered.sources, settings), folder, settings, name=_name(paths), gathered=[gathered])
+        parts = split(gathered.sources, settings)
+        return _fill(parts, folder, settings, name=_name(paths), gathered=[gathered], engine=engine)
 
     return make_store(out, fill)
 
@@ -116,6 +123,7 @@ def prepare_given_splits(
     *,
     out: Path | str,
     settings: OwnText,
+    engine: Engine = "processes",
     standard_input: BinaryIO | None = None,
 ) -> Store:
     """Splits the user already has: split -> paths."""
@@ -135,7 +143,7 @@ def prepare_given_splits(
                     standard_input=standard_input,
                 )
         parts = {name: [pieces.Part(source=source) for source in found.sources] for name, found in gathered.items()}
-        return _fill(parts, folder, settings, name=_name(splits["train"]), gathered=gathered.values())
+        return _fill(parts, folder, settings, name=_name(splits["train"]), gathered=gathered.values(), engine=engine)
 
     return make_store(out, fill)
 
@@ -228,11 +236,12 @@ def _fill(
     *,
     name: str,
     gathered: Iterable[Gathered],
+    engine: Engine,
 ) -> tuple[Manifest, tokenizers.Tokenizer]:
     looked = list(gathered)
     _tell(looked, folder)
-    tokenizer = _tokenizer(parts, settings)
-    records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=settings.rule)
+    tokenizer = _tokenizer(parts, settings, engine=engine)
+    records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=settings.rule, engine=engine)
     manifest = Manifest(
         name=name,
         rule=_rule(settings),
@@ -272,28 +281,28 @@ def _origin(looked: list[Gathered]) -> dict[str, str]:
     return {what: value for what, value in told.items() if value}
 
 
-def _tokenizer(parts: dict[str, list[pieces.Part]], settings: OwnText) -> tokenizers.Tokenizer:
+def _tokenizer(parts: dict[str, list[pieces.Part]], settings: OwnText, *, engine: Engine) -> tokenizers.Tokenizer:
     if settings.existing is not None:
         return settings.existing
-    train = parts["train"]
+    train, rule, lower = parts["train"], settings.rule, settings.lower
     if settings.tokenizer == "byte":
         return tokenizers.ByteTokenizer()
     if settings.tokenizer == "char":
         # Of all splits: a character unknown to the tokenizer could not be written down at all.
         everything = [part for split in parts.values() for part in split]
-        characters = encoding.collect_characters(everything, rule=settings.rule, lower=settings.lower)
-        return tokenizers.CharTokenizer(characters, lower=settings.lower)
+        characters = encoding.collect_characters(everything, rule=rule, lower=lower, engine=engine)
+        return tokenizers.CharTokenizer(characters, lower=lower)
     if settings.tokenizer == "word":
-        counts = encoding.count_words(train, rule=settings.rule, lower=settings.lower, line_marks=True)
+        counts = encoding.count_words(train, rule=rule, lower=lower, line_marks=True, engine=engine)
         least, size = settings.min_count or 1, settings.vocabulary_size
         words = by_falling_frequency(
             counts, first=(tokenizers.END_OF_LINE, tokenizers.UNKNOWN), min_count=least, size=size
         )
-        return tokenizers.WordTokenizer(words, lower=settings.lower)
+        return tokenizers.WordTokenizer(words, lower=lower)
     return tokenizers.BytePairTokenizer.learn(
-        encoding.texts(train, rule=settings.rule),
+        encoding.texts(train, rule=rule),
         size=settings.vocabulary_size or DEFAULT_BYTE_PAIRS,
-        lower=settings.lower,
+        lower=lower,
         show=sys.stderr.isatty(),
     )
 

@@ -1,36 +1,26 @@
-"""How a long text is cut so that it streams and several cores can work on it. Knows bytes and lines, no tokens.
+"""How a long text is cut so that it streams and several workers (dealing.py) can share it. Knows bytes and lines, no tokens.
 
 A piece ends at a line's end wherever there is one, and carries a little of the text before and after it, so that whoever
 works on it alone can still see whether a document begins there.
 """
 
-import os
 import re
-import signal
-import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.console import progress
+from transformer_xl.data.corpora.dealing import Engine, open_pool, ordered_map
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.corpora.unpacking import Advance
-from transformer_xl.errors import DataError
 
 PIECE_BYTES = 4 << 20
 MARGIN_BYTES = 4096
-WORTH_MORE_CORES_BYTES = 32 << 20
-"""Below this a second core saves less than it takes to start."""
 
-Input = TypeVar("Input")
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 Fallback = Literal["character", "word", "none"]
@@ -160,77 +150,25 @@ def cut_point(buffer: bytes, limit: int, fallback: Fallback) -> int:
     return 0
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def total_bytes(parts: Sequence[Part]) -> int:
     """Bytes on disk: what reading them all will take, as near as can be known beforehand."""
     return sum(part.disk_bytes for part in parts)
 
 
 def each_piece(
-    parts: Sequence[Part], work: Callable[[Shared, Piece], Result], shared: Shared, *, fallback: Fallback, title: str
+    parts: Sequence[Part],
+    work: Callable[[Shared, Piece], Result],
+    shared: Shared,
+    *,
+    fallback: Fallback,
+    title: str,
+    engine: Engine,
 ) -> Generator[Result, None, None]:
-    """`work(shared, piece)` for each piece, in order, by as many cores as that is worth."""
+    """`work(shared, piece)` for each piece, in order, whoever the engine has do it."""
     total = total_bytes(parts)
-    with progress(title, total=total, unit="bytes") as advance:
-        pieces, workers = (
-            cut(parts, fallback=fallback, advance=advance),
-            cores() if total >= WORTH_MORE_CORES_BYTES else 1,
-        )
-        with closing(ordered_map(work, pieces, shared=shared, workers=workers)) as results:
-            yield from results
-
-
-def ordered_map(
-    function: Callable[[Shared, Input], Result], items: Iterable[Input], *, shared: Shared, workers: int
-) -> Generator[Result, None, None]:
-    """`function(shared, item)` for each item, results in the order of the items. `shared` goes to each worker once.
-
-    Only a few items are under way at a time: a pool's own map would read the whole text into memory first.
-    """
-    if workers == 1:
-        for item in items:
-            yield function(shared, item)
-        return
-    # Spawned, not forked: forking a process with a live progress bar's thread in it can hang.
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_prepare_worker, initargs=(function, shared)
-    ) as pool:
-        waiting: deque[Future[Any]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(_work, item))
-                if len(waiting) >= 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool as error:
-            raise DataError("a worker process was killed, most likely for want of memory; free some") from error
-        finally:
-            for future in waiting:
-                future.cancel()
-
-
-_worker: tuple[Callable[[Any, Any], Any], Any]
-
-
-def _prepare_worker(function: Callable[[Any, Any], Any], shared: object) -> None:
-    global _worker
-    _worker = (function, shared)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    """A pool's workers wait for ever for work from a parent that was killed."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(item: object) -> object:
-    function, shared = _worker
-    return function(shared, item)
+    with (
+        progress(title, total=total, unit="bytes") as advance,
+        open_pool(engine, work, shared, text_bytes=total) as pool,
+        closing(ordered_map(pool, cut(parts, fallback=fallback, advance=advance))) as results,
+    ):
+        yield from results

@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.encoding import make_store
 from transformer_xl.data.corpora.pieces import BY_FILE, Part
 from transformer_xl.data.corpora.sources import Source
@@ -28,7 +29,7 @@ PER_MILLE = {"valid": 50, "test": 50}
 """Of a thousand file names, how many go to each split; the rest is train. A name alone decides, so no file ever moves."""
 
 
-def prepare_python(*, out: Path | str) -> Store:
+def prepare_python(*, out: Path | str, engine: Engine = "processes") -> Store:
     library = Path(sysconfig.get_paths()["stdlib"])
     files = python_files(library)
     if not files:
@@ -41,7 +42,7 @@ def prepare_python(*, out: Path | str) -> Store:
             parts[split_of(name)].append(Part(source=Source(path=library / name)))
             checksum.update(f"{name}\0".encode() + hashlib.sha256((library / name).read_bytes()).digest())
         tokenizer = ByteTokenizer()
-        records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=BY_FILE)
+        records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=BY_FILE, engine=engine)
         manifest = Manifest(
             name="python",
             rule="bytes of the standard library's .py files without tests, in order of name; split by file",

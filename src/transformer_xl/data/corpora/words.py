@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from transformer_xl.data.corpora import encoding
+from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.downloading import download_any
 from transformer_xl.data.corpora.pieces import BY_ARTICLE, NO_DOCUMENTS, Part
 from transformer_xl.data.corpora.recipes import Counts, Recipe
@@ -49,14 +50,20 @@ def own_vocabulary(recipe: Recipe, source: Path | None, wanted: tuple[str, ...])
 
 
 def fill_words(
-    recipe: Recipe, files: dict[str, list[Source]], folder: Path, vocabulary: Path | None, *, by_hand: bool
+    recipe: Recipe,
+    files: dict[str, list[Source]],
+    folder: Path,
+    vocabulary: Path | None,
+    *,
+    by_hand: bool,
+    engine: Engine,
 ) -> tuple[Manifest, tokenizers.Tokenizer, Counts]:
     """What was written, and what must have come out."""
     parts = {split: [Part(source=source) for source in sources] for split, sources in files.items()}
     rule = BY_ARTICLE if recipe.name.startswith("wikitext") else NO_DOCUMENTS
-    words = _words(recipe, parts, vocabulary)
+    words = _words(recipe, parts, vocabulary, engine=engine)
     tokenizer = tokenizers.WordTokenizer(words, marks="sentences" if recipe.name == "lm1b" else "lines")
-    records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=rule)
+    records = encoding.write_splits(folder, parts=parts, tokenizer=tokenizer, rule=rule, engine=engine)
     text = recipe.rule
     if recipe.name == "lm1b":
         if "train" in files:
@@ -79,11 +86,12 @@ def fill_words(
     return manifest, tokenizer, recipe.counts if whole else replace(recipe.counts, vocabulary=None)
 
 
-def _words(recipe: Recipe, parts: dict[str, list[Part]], vocabulary: Path | None) -> list[str]:
+def _words(recipe: Recipe, parts: dict[str, list[Part]], vocabulary: Path | None, *, engine: Engine) -> list[str]:
     if recipe.name == "lm1b":
         if vocabulary is not None:
             return read_vocabulary(vocabulary, specials=(tokenizers.SENTENCE, tokenizers.SENTENCE_UNKNOWN)).words
-        counts = encoding.count_words(_training(recipe, parts), rule=NO_DOCUMENTS, lower=False, line_marks=False)
+        train = _training(recipe, parts)
+        counts = encoding.count_words(train, rule=NO_DOCUMENTS, lower=False, line_marks=False, engine=engine)
         return by_falling_frequency(
             counts, first=(tokenizers.SENTENCE, tokenizers.SENTENCE_UNKNOWN), min_count=LM1B_MIN_COUNT
         )
@@ -91,7 +99,7 @@ def _words(recipe: Recipe, parts: dict[str, list[Part]], vocabulary: Path | None
         return _wikitext_103_words(recipe, vocabulary)
     everything = [part for split in parts.values() for part in split]
     counted = _training(recipe, parts) if recipe.name == "wikitext-103" else everything
-    counts = encoding.count_words(counted, rule=NO_DOCUMENTS, lower=False, line_marks=True)
+    counts = encoding.count_words(counted, rule=NO_DOCUMENTS, lower=False, line_marks=True, engine=engine)
     return list(counts) if recipe.name == "ptb" else by_falling_frequency(counts, first=(tokenizers.END_OF_LINE,))
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
-from transformer_xl.errors import InputError
+from transformer_xl.errors import InputError, shown
 from transformer_xl.serving.api import answers, bodies
 from transformer_xl.serving.api.admission import Admission, Ticket, ticket
 from transformer_xl.serving.api.bodies import StrictRoute, sentences
@@ -67,15 +68,22 @@ def make_app(
     host: str = "127.0.0.1",
     allowed: Sequence[str] = (),
     key: str | None = None,
+    replica: str | None = None,
+    log_request: Callable[[str], None] | None = None,
 ) -> FastAPI:
+    """`replica`: this server's name among several. `log_request` is told a line of JSON of each request."""
     if not is_loopback(host) and not key:
         raise InputError(
             f"`host=`: {host} is open to other machines, and there is no key; give one with `api_key_file=` or TXL_API_KEY, or take 127.0.0.1"
         )
+    if replica is not None and not re.fullmatch(bodies.REPLICA, replica):
+        raise InputError(
+            f"`replica=`: {shown(replica)} is no name of a host; take letters, digits and dashes, such as serve-0"
+        )
     # Looked up for every request, and made from the whole vocabulary: nobody's request should wait for that.
     for served in models:
         longest_name(served.tokenizer)
-    requests = Requests()
+    requests = Requests(log=log_request)
     saved = None if sessions is None else Saved(sessions, limits=limits)
 
     @asynccontextmanager
@@ -111,7 +119,7 @@ def make_app(
     _add_refusals(app)
     app.state.admission = Admission(limits)
     app.state.models = {served.name: served for served in models}
-    app.state.sessions, app.state.saved = Sessions(most=limits.sessions), saved
+    app.state.sessions, app.state.saved = Sessions(most=limits.sessions, replica=replica), saved
     app.state.requests = requests
     _add_open(app)
     _add_models(app)

@@ -26,7 +26,9 @@ from transformer_xl.serving.limits import (
 NOT_KNOWN = "has a field that is not known; GET /openapi.json lists those that are"
 DEEPEST = 20
 SESSION_NAME = "^[A-Za-z0-9_-]{1,64}$"
-SESSION_ID = "^[0-9a-f]{32}$"
+REPLICA = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+"""A label of DNS, as a pod has one."""
+SESSION_ID = f"^({REPLICA}-)?[0-9a-f]{{32}}$"
 
 
 def _without_nul(text: str) -> str:

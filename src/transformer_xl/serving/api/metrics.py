@@ -1,10 +1,11 @@
 """What a server counts, as Prometheus reads it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from transformer_xl.serving.api.admission import Admission
 from transformer_xl.serving.api.models import Served
-from transformer_xl.serving.http.gate import Requests
+from transformer_xl.serving.http.gate import BOUNDS_SECONDS, Histogram, Requests
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,6 +26,15 @@ def _of(model: str) -> str:
     return f'{{model="{model}"}}'
 
 
+def _histogram(name: str, route: str, histogram: Histogram) -> Iterator[str]:
+    """Each bucket counts all below its bound, as Prometheus has it."""
+    below = list(accumulate(histogram.counts))
+    for bound, count in zip((*map(str, BOUNDS_SECONDS), "+Inf"), below, strict=True):
+        yield f'{name}_bucket{{route="{route}",le="{bound}"}} {count}'
+    yield f'{name}_sum{{route="{route}"}} {histogram.sum:.10g}'
+    yield f'{name}_count{{route="{route}"}} {below[-1]}'
+
+
 def prometheus(requests: Requests, models: Mapping[str, Served], *, admission: Admission, sessions: int) -> str:
     lines = list[str]()
 
@@ -36,8 +46,13 @@ def prometheus(requests: Requests, models: Mapping[str, Served], *, admission: A
     by_route = sorted(requests.answered.items())
     answered = [(f'{{route="{route}",status="{status}"}}', count) for (route, status), count in by_route]
     metric("requests_total", "counter", "Requests answered.", answered)
-    seconds = [(f'{{route="{route}"}}', value) for route, value in sorted(requests.seconds.items())]
-    metric("request_seconds_total", "counter", "Time from request to the end of its answer.", seconds)
+    for name, about, by_route_seconds in (
+        ("request_seconds", "Time from a request to the end of its answer.", requests.seconds),
+        ("first_byte_seconds", "Time from a request to the first byte of its answer.", requests.first_byte_seconds),
+    ):
+        metric(name, "histogram", about, [])
+        for route, histogram in sorted(by_route_seconds.items()):
+            lines.extend(_histogram(f"txl_{name}", route, histogram))
     labelled = [(_of(name), served) for name, served in models.items()]
     for name, about in COUNTED.items():
         values = [(label, float(getattr(served.counts, name))) for label, served in labelled]

@@ -47,8 +47,9 @@ def memory_use(served: Served, tokens_read: int) -> dict[str, int]:
 
 
 class Sessions:
-    def __init__(self, *, most: int) -> None:
-        self.most = most
+    def __init__(self, *, most: int, replica: str | None = None) -> None:
+        """`replica`: this server's name among several; every id begins with it, so that whoever stands before them can find the right one."""
+        self.most, self._prefix = most, f"{replica}-" if replica else ""
         self._open: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -89,6 +90,7 @@ class Sessions:
 
     def add(self, session: Session) -> Session:
         self.check_room()
+        session.id = self._prefix + session.id
         self._open[session.id] = session
         return session
 

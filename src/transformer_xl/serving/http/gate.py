@@ -2,9 +2,12 @@
 
 import hashlib
 import hmac
+import json
 import time
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -13,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transformer_xl.serving.limits import HEADER_BYTES, HEADERS, TARGET_BYTES
 
+BOUNDS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Of the buckets that times are counted in; the last is the longest that a request may take, unless told otherwise."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::", "")
 POLICY = (
@@ -31,16 +36,41 @@ def is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-class Requests:
-    """Answers by route and status, and the time they took."""
+class Histogram:
+    """How many values lie at or below each bound, and what they come to."""
 
     def __init__(self) -> None:
-        self.answered: Counter[tuple[str, int]] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.counts = [0] * (len(BOUNDS_SECONDS) + 1)
+        """Of values in each bucket alone, those beyond the last bound in the last."""
+        self.sum = 0.0
 
-    def add(self, route: str, status: int, seconds: float) -> None:
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(BOUNDS_SECONDS, value)] += 1
+        self.sum += value
+
+
+class Requests:
+    """Answers by route and status, how long they took, and how long until their first byte. With `log`, a line of JSON for each."""
+
+    def __init__(self, *, log: Callable[[str], None] | None = None) -> None:
+        self.answered: Counter[tuple[str, int]] = Counter()
+        self.seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.first_byte_seconds: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self._log = log
+
+    def add(
+        self, route: str, status: int, *, seconds: float, first_byte_seconds: float | None, bytes_sent: int
+    ) -> None:
         self.answered[route, status] += 1
-        self.seconds[route] += seconds  # type: ignore[assignment]
+        self.seconds[route].add(seconds)
+        if first_byte_seconds is not None:
+            self.first_byte_seconds[route].add(first_byte_seconds)
+        if self._log is not None:
+            # The route's own name, not what was asked for: nothing that was sent is written down.
+            facts = {"at": datetime.now(UTC).isoformat(timespec="milliseconds"), "route": route, "status": status}
+            first = None if first_byte_seconds is None else round(first_byte_seconds, 4)
+            times = {"seconds": round(seconds, 4), "first_byte_seconds": first, "bytes_sent": bytes_sent}
+            self._log(json.dumps(facts | times))
 
 
 class Gate:
@@ -67,16 +97,21 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started_at, status = time.monotonic(), 499
+        started_at, status, sent = time.monotonic(), 499, 0
+        first_byte_seconds: float | None = None
 
         async def told(message: Message) -> None:
-            nonlocal status
+            nonlocal status, sent, first_byte_seconds
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(raw=message["headers"])
                 for name, value in ALWAYS.items():
                     headers[name] = value
                 message = {**message, "headers": headers.raw}
+            elif body := message.get("body"):
+                sent += len(body)
+                if first_byte_seconds is None:
+                    first_byte_seconds = time.monotonic() - started_at
             await send(message)
 
         try:
@@ -89,7 +124,8 @@ class Gate:
                 await self.app(scope, receive, told)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self.requests.add(route, status, time.monotonic() - started_at)
+            seconds = time.monotonic() - started_at
+            self.requests.add(route, status, seconds=seconds, first_byte_seconds=first_byte_seconds, bytes_sent=sent)
 
     def _refused(self, scope: Scope) -> int | None:
         headers = scope["headers"]

@@ -1,12 +1,20 @@
-"""What a server says of strangers: the same thing once in a while, with how often. Whoever may connect could otherwise fill a disk with lines."""
+"""What a server says of strangers: the same thing once in a while, with how often. Whoever may connect could otherwise fill a disk with lines.
+
+And, where somebody asked for it, a line of each request."""
 
 import asyncio
 import logging
+import sys
+import threading
 import time
+from contextlib import suppress
+from queue import Full, Queue
 from typing import Any
 
 AGAIN_SECONDS = 10.0
 REMEMBERED = 256
+MOST_LINES = 10_000
+"""That wait to be written."""
 log = logging.getLogger("transformer_xl.serving.connections")
 
 
@@ -46,3 +54,28 @@ def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         log.error("a connection cannot be accepted: %s; raise the limit of open files", context.get("exception"))
     else:
         loop.default_exception_handler(context)
+
+
+class LinesAside:
+    """Lines on stderr, written by a thread: who reads them may be slow, and requests do not wait for that. What waits too long is left out and counted."""
+
+    def __init__(self) -> None:
+        self._waiting: Queue[str] = Queue(MOST_LINES)
+        self._left_out = 0
+        threading.Thread(target=self._write, name="txl-log", daemon=True).start()
+
+    def __call__(self, line: str) -> None:
+        try:
+            self._waiting.put_nowait(line)
+        except Full:
+            self._left_out += 1
+
+    def _write(self) -> None:
+        while True:
+            line = self._waiting.get()
+            with suppress(OSError, ValueError):  # nobody reads them any more
+                if self._left_out:
+                    sys.stderr.write(f'{{"left_out": {self._left_out}}}\n')
+                    self._left_out = 0
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
