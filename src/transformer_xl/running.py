@@ -73,7 +73,7 @@ def prepare(
         min_count=min_count,
         lower=lower,
         shares=shares,
-        documents="separator" if separator is not None else documents,
+        documents="separator" if separator is not None and documents == "file" else documents,
         separator=separator,
     )
     return prepare_own_text(paths, out=out, settings=settings)
