@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.data.corpora import own_text, unpacking
-from transformer_xl.data.corpora.inputs import Inputs
 from transformer_xl.data.corpora.own_text import OwnText, prepare_given_splits, prepare_own_text
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import DataError

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mutations import mutated
 from transformer_xl.data.corpora import pieces, records, unpacking
-from transformer_xl.data.corpora.inputs import Inputs
 from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.corpora.unpacking import zstd
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import DataError

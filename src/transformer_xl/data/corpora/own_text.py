@@ -15,13 +15,14 @@ import numpy as np
 from transformer_xl.console import progress, say
 from transformer_xl.data.corpora import encoding, pieces
 from transformer_xl.data.corpora.encoding import make_store
-from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, Inputs, gather
+from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, gather
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.corpora.vocabulary import by_falling_frequency
 from transformer_xl.data.store import Manifest, Store, encoded_by
 from transformer_xl.data.text import tokenizers
 from transformer_xl.errors import DataError, shown, suggest
-from transformer_xl.files import write_text
+from transformer_xl.files import digest, write_text
 
 Kind = Literal["byte", "char", "word", "bpe"]
 Documents = Literal["file", "blank-line", "separator"]
@@ -156,10 +157,24 @@ def prepare_given_splits(
                     inputs=settings.inputs,
                     standard_input=standard_input,
                 )
+        _tell_of_repeats(gathered)
         parts = {name: [pieces.Part(source=source) for source in found.sources] for name, found in gathered.items()}
         return _fill(parts, folder, settings, name=_name(splits["train"]), gathered=gathered.values())
 
     return make_store(out, fill)
+
+
+def _tell_of_repeats(gathered: dict[str, Gathered]) -> None:
+    """Files of valid and test that are train's, too. It may be meant so, and a figure made on them tells nothing of new text."""
+    sizes = {source.disk_bytes for source in gathered["train"].sources}
+    others = [(name, source) for name, found in gathered.items() if name != "train" for source in found.sources]
+    likely = [(name, source) for name, source in others if source.disk_bytes in sizes]
+    sizes = {source.disk_bytes for _, source in likely}
+    digests = {digest(source.path) for source in gathered["train"].sources if source.disk_bytes in sizes}
+    repeats = [f"{source.name} ({name})" for name, source in likely if digest(source.path) in digests]
+    if repeats:
+        more = f" and {len(repeats) - TOLD:,} more" * (len(repeats) > TOLD)
+        say(f"also in train: {', '.join(repeats[:TOLD])}{more}; figures made on it say nothing of new text")
 
 
 def _name(paths: Sequence[Path | str]) -> str:

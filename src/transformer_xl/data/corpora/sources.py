@@ -123,6 +123,8 @@ def is_tar(path: Path) -> bool:
         with Source(path=path).open() as stream:
             tarfile.TarInfo.frombuf(stream.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
             return True
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+        return True  # it ends where its first member would begin
     except (DataError, tarfile.TarError):
         return False
 
