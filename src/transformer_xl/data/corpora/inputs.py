@@ -24,7 +24,7 @@ from transformer_xl.console import progress
 from transformer_xl.data.corpora import records, unpacking
 from transformer_xl.data.corpora.selection import Ignored, Inputs
 from transformer_xl.data.corpora.sources import Source, is_tar, tar_files
-from transformer_xl.errors import DataError
+from transformer_xl.errors import DataError, shown
 from transformer_xl.files import digest
 
 STANDARD_INPUT = "-"
@@ -321,12 +321,9 @@ class _Gathering:
         spooled = records.spool(source, form=form, field=self.inputs.field, into=self.scratch_file(), advance=advance)
         if file.path.parent == self.scratch:
             file.path.unlink()  # its text is all that is wanted
-        for many, what in (
-            (spooled.without_text, f"without text in {' or '.join(spooled.field)}"),
-            (spooled.mended, "have half characters, written as U+FFFD"),
-        ):
-            if many:
-                self.skipped.append(("record", f"{file.title}: {many:,} {what}"))
+        if spooled.without_text:
+            told = f"{file.title}: {spooled.without_text:,} without text in {' or '.join(spooled.field)}"
+            self.skipped.append(("record", told))
         return spooled
 
 
@@ -362,12 +359,30 @@ def gather(
     gathered = Gathered(
         sources=[one.source if isinstance(one, records.Spooled) else one for one in made],
         skipped=gathering.skipped,
+        told=(*([] if inputs.field else _fields(spooled)), *_oddities(spooled)),
         records=sum(one.records for one in spooled),
         field=tuple(dict.fromkeys(name for one in spooled for name in one.field)),
     )
     if not gathered.sources:
         raise DataError(f"{' and '.join(map(str, paths))} holds no text: {gathering.why_none()}")
     return gathered
+
+
+def _fields(spooled: Sequence[records.Spooled]) -> Iterator[str]:
+    """Which were chosen."""
+    counts = Counter((one.layout.form, one.field[0]) for one in spooled if one.field)
+    for (form, name), count in counts.items():
+        files = f"{count:,} .{form} file{'s' * (count > 1)}"
+        yield f"the text of {files} was taken from the field {shown(name)}; name a field to take another"
+
+
+def _oddities(spooled: Sequence[records.Spooled]) -> Iterator[str]:
+    for one in spooled:
+        if one.layout.in_words:
+            yield f"{one.source.name}: {one.layout.in_words}"
+        if one.mended:
+            what = f"{one.mended:,} record{'s' * (one.mended > 1)}"
+            yield f"{one.source.name}: half characters in {what} were written as U+FFFD"
 
 
 def is_ours(folders: list[str], files: list[str]) -> bool:

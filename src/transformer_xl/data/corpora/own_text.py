@@ -285,19 +285,23 @@ def _fill(
 
 
 def _tell(looked: list[Gathered], folder: Path) -> None:
-    """What was skipped: the first few on stderr, all of it in the store."""
+    """How it was read, and what was skipped: the first few on stderr, all that was skipped in the store."""
+    _say_some([line for one in looked for line in one.told], rest="")
     lines = [
         f"{why}\t{what!r}" if not what.isprintable() else f"{why}\t{what}"
         for one in looked
         for why, what in one.skipped
     ]
-    if not lines:
-        return
-    write_text(folder / SKIPPED, "".join(f"{line}\n" for line in lines))
+    if lines:
+        write_text(folder / SKIPPED, "".join(f"{line}\n" for line in lines))
+    _say_some(["skipped " + line.replace("\t", ": ") for line in lines], rest=f"; all stand in the store's {SKIPPED}")
+
+
+def _say_some(lines: list[str], *, rest: str) -> None:
     for line in lines[:TOLD]:
-        say("skipped " + line.replace("\t", ": "))
+        say(line)
     if len(lines) > TOLD:
-        say(f"... and {len(lines) - TOLD:,} more; all stand in the store's {SKIPPED}")
+        say(f"... and {len(lines) - TOLD:,} more{rest}")
 
 
 def _origin(looked: list[Gathered]) -> dict[str, str]:
