@@ -11,7 +11,7 @@ from transformer_xl import fitting
 from transformer_xl.cli import Parser, main
 from transformer_xl.cli.fit import configure, in_one, in_two
 from transformer_xl.config import ModelConfig
-from transformer_xl.data.corpora.inputs import Inputs
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.fitting import Findings, choose_tokens, look, plan_in, prepared

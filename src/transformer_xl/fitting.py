@@ -22,8 +22,9 @@ from transformer_xl.config import ModelConfig, RunConfig
 from transformer_xl.config.fields import read
 from transformer_xl.config.sources import read_file, resolve
 from transformer_xl.console import progress, say
-from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, Inputs, gather
+from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, check_paths, gather
 from transformer_xl.data.corpora.own_text import Kind, OwnText, prepare_own_text
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.store import Store, open_store
 from transformer_xl.data.text.tokenizers import STRAY, load_tokenizer
 from transformer_xl.devices import AUTO, choose_device
@@ -332,6 +333,7 @@ def prepared(
     paths = (str(what),) if isinstance(what, str | Path) else tuple(map(str, what))
     if not paths:
         raise DataError("nothing to fit; give files or folders")
+    check_paths(paths)
     folder = Path(run) if run is not None else Path("runs") / (Path(paths[0]).resolve().stem or "text")
     asked: dict[str, Any] = {"paths": paths, "minutes": float(minutes), "inputs": inputs or Inputs()}
     asked["origin"] = origin = None if from_ is None else str(from_)

@@ -18,6 +18,7 @@ from transformer_xl.checkpoint.folder import read_about, read_config
 from transformer_xl.config import RunConfig
 from transformer_xl.config.sources import with_values
 from transformer_xl.data.corpora.dealing import Engine
+from transformer_xl.data.corpora.inputs import check_paths
 from transformer_xl.data.corpora.known import prepare_known
 from transformer_xl.data.corpora.own_text import Documents, Kind, OwnText, prepare_own_text
 from transformer_xl.data.corpora.python import prepare_python
@@ -60,6 +61,7 @@ def prepare(
     paths = [what] if isinstance(what, str | Path) else list(what)
     if not paths:
         raise DataError(f"nothing to prepare; name a corpus ({', '.join(NAMES)}) or give files or folders")
+    check_paths(paths)
     name, out = str(paths[0]), Path(out) if out is not None else _place_for(paths)
     if name in NAMES and len(paths) == 1:
         if name == PYTHON:
@@ -76,7 +78,7 @@ def prepare(
         min_count=min_count,
         lower=lower,
         shares=shares,
-        documents="separator" if separator is not None else documents,
+        documents="separator" if separator is not None and documents == "file" else documents,
         separator=separator,
     )
     return prepare_own_text(paths, out=out, settings=settings, engine=engine)

@@ -17,6 +17,7 @@ from data_helpers import one_sentence
 
 from transformer_xl.data.store import SplitWriter, open_store
 from transformer_xl.errors import DataError
+from transformer_xl.running import prepare
 
 NOBODY = 65534
 
@@ -53,6 +54,33 @@ def test_empty_standard_input(refused, tmp_path, monkeypatch):
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
         assert "standard input is empty" in refused("prepare", "-", "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "words", [("prepare", ""), ("prepare", "--train", ""), ("prepare", "text.txt", ""), ("fit", "")]
+)
+def test_an_empty_path_is_not_the_current_folder(refused, text, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    out = ("--out" if words[0] == "prepare" else "--run", tmp_path.parent / f"{tmp_path.name}-out")
+    assert refused(*words, *out).startswith("txl: a path is empty, as where a variable was not set; give a file")
+    with pytest.raises(DataError, match="a path is empty"):
+        prepare("", out=out[1])
+    assert not out[1].exists()
+
+
+@pytest.mark.parametrize("command", ["prepare", "fit"])
+def test_what_is_no_plain_file(refused, tmp_path, command):
+    os.mkfifo(tmp_path / "pipe")
+    out = ("--out" if command == "prepare" else "--run", tmp_path / "out")
+    way_out = "give what comes out of it to txl prepare - or write it to a file first"
+    assert f"{tmp_path}/pipe is a pipe and no plain file; {way_out}" in refused(command, tmp_path / "pipe", *out)
+    assert f"/dev/null is a device and no plain file; {way_out}" in refused(command, os.devnull, *out)
+
+
+def test_standard_input_is_there_once(refused, tmp_path, text, monkeypatch):
+    with text.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert "- is given twice" in refused("prepare", "-", "-", "--out", tmp_path / "out")
 
 
 def test_folder_without_text(refused, tmp_path):
@@ -125,6 +153,9 @@ def test_archive_of_something_else(refused, tmp_path):
         (("ptb", "text8"), "prepared alone"),
         (("python", "--source", "x"), "--source"),
         (("python", "--train", "x"), "--train"),
+        (("python", "--split", ""), "--split"),
+        (("python", "--vocab-size", "0"), "--vocab-size"),
+        (("ptb", "--splits", ""), "no split"),
     ],
 )
 def test_options_that_do_not_apply_are_refused(refused, tmp_path, words, named):
@@ -137,6 +168,8 @@ def test_options_that_do_not_apply_are_refused(refused, tmp_path, words, named):
         (("--source", "x"), "--source"),
         (("--train", "x"), "a path does not go with --train"),
         (("--split", "half"), "--split half"),
+        (("--split", ""), "--split '' must be shares such as 0.9,0.05,0.05"),
+        (("--separator", ""), "--separator '' must be one line"),
         (("--split", "0.5,0.5,0.5"), "--split 0.5,0.5,0.5"),
         (("--split-by", "file"), "cannot be split into 3 by file"),
         (("--tokenizer", "char", "--vocab-size", "9"), "--vocab-size"),

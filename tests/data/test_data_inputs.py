@@ -1,9 +1,11 @@
 """Folders and archives: what is taken and what is left out, and that nothing in an archive reaches anywhere."""
 
+import errno
 import io
 import os
 import random
 import shutil
+import socket
 import subprocess
 import tarfile
 import zipfile
@@ -15,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutations import mutated
-from transformer_xl.data.corpora.inputs import Inputs, gather, is_binary
+from transformer_xl.data.corpora.inputs import gather, is_binary
 from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.corpora.unpacking import zstd
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import DataError
@@ -192,6 +195,122 @@ def test_binary(head, binary):
     assert is_binary(head) == binary
 
 
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-be", "utf-32", "utf-32-be"])
+def test_a_text_in_another_code_is_named_so(code, txl, tmp_path):
+    mark = "" if code in ("utf-16", "utf-32") else "\ufeff"
+    folder = make(tmp_path / "folder", {"a.txt": (mark + "日本 text\n").encode(code), "b.txt": b"text\n"})
+    name = code[:6].upper()
+    code, _, err = txl("prepare", folder, "--split", "1", "--out", tmp_path / "store")
+    assert code == 0
+    assert f"skipped {name}: {folder}/a.txt; convert it to UTF-8\n" in err
+    assert open_store(tmp_path / "store").manifest.origin["skipped"] == f"1 {name}"
+    code, _, err = txl("prepare", folder / "a.txt", "--out", tmp_path / "out")
+    assert code == 2
+    assert f"was skipped (1 {name}); convert what is not UTF-8, as by: iconv -f {name} -t UTF-8" in err
+    assert txl("prepare", folder, "--binary", "keep", "--split", "1", "--out", tmp_path / "store")[0] == 0
+    assert len(open_store(tmp_path / "store").split("train")) == (folder / "a.txt").stat().st_size + 5
+
+
+def test_what_is_no_file_is_listed(txl, tmp_path):
+    folder = make(tmp_path / "folder", {"a.txt": b"text\n", "sub/b.txt": b"more\n"})
+    os.mkfifo(folder / "pipe")
+    (folder / "broken").symlink_to("nowhere")
+    (folder / "round").symlink_to("round")
+    (folder / "around").symlink_to("sub")
+    (folder / "to a.txt").symlink_to("a.txt")
+    (folder / ".hidden").symlink_to("nowhere")
+    (folder / "left").symlink_to("sub")
+    with socket.socket(socket.AF_UNIX) as place:
+        here = Path.cwd()
+        os.chdir(folder)  # a socket's path may not be long
+        try:
+            place.bind("door")
+        finally:
+            os.chdir(here)
+        code, _, err = txl("prepare", folder, "--exclude", "left", "--split", "1", "--out", tmp_path / "store")
+    assert code == 0
+    assert (tmp_path / "store" / "skipped.txt").read_text().splitlines() == [
+        f"link\t{folder}/around leads to a folder",
+        f"link\t{folder}/broken leads nowhere",
+        f"special\t{folder}/door is a socket",
+        f"special\t{folder}/pipe is a pipe",
+        f"link\t{folder}/round leads nowhere",
+        f"duplicate\t{folder}/to a.txt is {folder}/a.txt",
+    ]
+    assert "skipped special" in err
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of another kind")
+def test_a_folder_that_may_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    folder = make(tmp_path / "folder", {"a.txt": b"text\n", "locked/b.txt": b"more\n"})
+    scan = os.scandir
+
+    def refusing(path: str) -> object:
+        if str(path).endswith("locked"):  # root may read anything
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(DataError, match="locked cannot be read: Permission denied; leave it out with `exclude=`"):
+        taken(folder, tmp_path / "scratch")
+    assert taken(folder, tmp_path / "scratch", exclude=("locked",)) == [("a.txt", b"text\n")]
+
+
+# --- paths that a person names
+
+
+def test_patterns_hold_for_what_is_named_too(txl, tmp_path, monkeypatch):
+    files = {"a.log": b"of a\n", "debug.log": b"of debug\n", "tests/c.log": b"of c\n", "notes": b"of notes\n"}
+    files |= {"a.tar": tar_of({"d.log": b"of d\n", "e.txt": b"of e\n"}), "build/f.log": b"of f\n", "g.tmp": b"of g\n"}
+    make(tmp_path / "folder", {**files, ".gitignore": b"*.tmp\n", ".h.log": b"of h\n"})
+    monkeypatch.chdir(tmp_path / "folder")
+
+    def text(*words: str) -> tuple[str, list[str]]:
+        code, _, err = txl("prepare", *words, "--split", "1", "--out", tmp_path / "store")
+        assert code == 0, err
+        store = open_store(tmp_path / "store")
+        unwanted = [line.removeprefix("skipped unwanted: ") for line in err.splitlines() if "unwanted" in line]
+        return store.tokenizer.decode(store.split("train").tokens), unwanted
+
+    assert text("a.log", "debug.log", "--exclude", "debug.log") == ("of a\n", ["debug.log"])
+    assert text("a.log", "notes", "--include", "*.log") == ("of a\n", ["notes"])
+    assert text("a.log", "tests/c.log", "build", "--exclude", "tests", "--exclude", "build") == (
+        "of a\n",
+        ["tests/c.log", "build"],
+    )
+    # An archive is a folder: which of its files are wanted is asked of them.
+    assert text("a.tar", "a.log", "--include", "*.txt") == ("of e\n", ["a.log"])
+    assert text("a.tar", "a.log", "--exclude", "a.tar") == ("of a\n", ["a.tar"])
+    assert text("a.log", "g.tmp", "--gitignore") == ("of a\n", ["g.tmp"])
+    assert text(".", "--include", "*.log")[0] == "of a\nof f\nof debug\nof c\n"
+    assert text(".h.log") == ("of h\n", [])  # hidden, and named
+    # Where a folder lies is no name of what is in it.
+    assert text(str(tmp_path / "folder" / "a.log"), "--exclude", "folder") == ("of a\n", [])
+    code, _, err = txl("prepare", "a.log", "debug.log", "--exclude", "*.log", "--out", tmp_path / "out")
+    assert (code, one_sentence(err)) == (2, True)
+    assert "a.log and debug.log holds no text: --exclude *.log left out 2 files" in err
+
+
+def test_a_file_that_is_named_twice_is_taken_once(txl, tmp_path):
+    folder = make(tmp_path / "folder", {"a.txt": b"some text\n"})
+    code, _, err = txl("prepare", folder / "a.txt", folder / "a.txt", folder, "--split", "1", "--out", tmp_path / "s")
+    assert code == 0
+    assert err.count(f"skipped duplicate: {folder}/a.txt is {folder}/a.txt again\n") == 2
+    assert len(open_store(tmp_path / "s").split("train")) == 10
+
+
+def test_valid_that_is_train_is_told(txl, tmp_path):
+    files = {f"{name}.txt": b"text of " + name.encode() for name in ("a", "b", "c", "d")}
+    folder = make(tmp_path / "folder", {**files, "again.txt": files["b.txt"]})
+    a, b, c, again = (folder / f"{name}.txt" for name in ("a", "b", "c", "again"))
+    words = ("--out", tmp_path / "store")
+    code, _, err = txl("prepare", "--train", a, b, "--valid", again, c, "--test", a, *words)
+    assert code == 0
+    assert err == f"also in train: {again} (valid), {a} (test); figures made on it say nothing of new text\n"
+    code, _, err = txl("prepare", "--train", a, b, "--valid", c, "--test", folder / "d.txt", *words)
+    assert (code, err) == (0, "")
+
+
 # --- archives that mean harm
 
 
@@ -226,11 +345,23 @@ def test_nothing_in_a_tar_reaches_anywhere(txl, tmp_path):
     assert code == 0, err
     store = open_store(inner / "store")
     assert store.tokenizer.decode(store.split("train").tokens) == "line\nup\nroot\n"
-    assert err.count("skipped link") == 4
+    assert err.count("skipped link") == 2
+    assert f"skipped special: {inner}/a.tar:pipe is a pipe\n" in err
+    assert f"skipped special: {inner}/a.tar:zero is a device\n" in err
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file() and path.parent != inner / "store") == [
         "a.tar"
     ]
     assert not Path("/tmp/escaped-absolute.txt").exists()
+
+
+@pytest.mark.parametrize(("name", "data"), [("a.tar", tar_of({})), ("a.zip", zip_of({}))])
+def test_an_archive_of_nothing_is_empty(name, data, txl, tmp_path):
+    folder = make(tmp_path / "folder", {name: data, "b.txt": b"text\n"})
+    code, _, err = txl("prepare", folder, "--split", "1", "--out", tmp_path / "store")
+    assert (code, err) == (0, f"skipped empty: {folder}/{name}\n")
+    code, _, err = txl("prepare", folder / name, "--out", tmp_path / "out")
+    assert code == 2
+    assert f"{name} holds no text: all that is there was skipped (1 empty)" in err
 
 
 def test_a_link_in_a_zip_is_no_text(txl, tmp_path):
@@ -256,7 +387,7 @@ def test_a_file_of_holes_is_not_filled(txl, tmp_path):
     assert (tmp_path / "a.tar").stat().st_size < 100_000
     code, _, err = txl("prepare", tmp_path / "a.tar", "--binary", "keep", "--out", tmp_path / "out")
     assert code == 2
-    assert "holds no text: all that is there was skipped (1 link)" in err
+    assert "holds no text: all that is there was skipped (1 special)" in err
 
 
 @pytest.mark.parametrize("packed", [tar_of, zip_of], ids=["tar", "zip"])
@@ -278,10 +409,17 @@ def test_damaged_archives_are_read_or_refused(packed, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--include", "*.rs"), "holds no text: there is no file that is not hidden or left out"),
-        (("--exclude", "*"), "holds no text"),
+        (("--include", "*.rs"), "holds no text: --include *.rs left out 2 files (patterns are as in .gitignore"),
+        (("--include", "./a.txt", "--include", "[a-"), "--include ./a.txt and --include [a- left out 2 files"),
+        (("--include", "{a,b}.txt", "--exclude", "b.*"), "--include {a,b}.txt and --exclude b.* left out 2 files"),
+        (("--exclude", "*"), "holds no text: --exclude * left out 1 folder"),
+        (("--gitignore", "--exclude", "*.*"), "--exclude *.* and what .gitignore says left out 2 files"),
         (("--exclude", " "), "--exclude ' ' is no pattern"),
         (("--include", "!a"), "--include '!a' is no pattern"),
+        (
+            ("--include", "*.png"),
+            "left out 1 file (patterns are as in .gitignore, such as *.txt or docs/); all else that",
+        ),
         (("--include", "*.png"), "was skipped (1 binary); --binary keep takes those that are binary"),
     ],
 )
@@ -292,3 +430,10 @@ def test_what_leaves_nothing_is_one_sentence(words, said, txl, tmp_path):
     assert one_sentence(err), err
     assert said in err
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("name", ["field", "include", "exclude"])
+def test_one_word_is_no_list_of_words(name):
+    for words in ("*.py", (1,), None):
+        with pytest.raises(DataError, match=f"`{name}=` .* must be a list of words, even where it is one"):
+            Inputs(**{name: words})

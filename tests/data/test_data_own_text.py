@@ -1,9 +1,13 @@
 """Anybody's own text: every tokenizer, every way to split, every way to begin a document."""
 
+import cProfile
 import gzip
+import hashlib
 import io
 import json
+import pstats
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +15,13 @@ from data_helpers import patient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.corpora.inputs import Inputs
+from transformer_xl.data.corpora import own_text, unpacking
 from transformer_xl.data.corpora.own_text import OwnText, prepare_given_splits, prepare_own_text
+from transformer_xl.data.corpora.selection import Inputs
+from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.store import open_store
-from transformer_xl.errors import DataError
+from transformer_xl.errors import DataError, TransformerXLError
+from transformer_xl.running import prepare
 
 STORY = "".join(f"Line {n} of the story, é and 日本 {n * n}.\n" + ("\n" if n % 7 == 6 else "") for n in range(200))
 WHOLE = OwnText(shares=(1.0,))
@@ -200,7 +207,22 @@ def test_the_command_takes_all_of_it(txl, story, tmp_path):
     ("options", "named"),
     [
         ({"tokenizer": "words"}, "did you mean word"),
+        ({"tokenizer": 5}, "no `tokenizer=5`; known: bpe, byte"),
+        ({"split_by": "files"}, "no `split_by=files`; did you mean file"),
+        ({"documents": "x"}, "no `documents=x`; known: blank-line, file, separator"),
+        ({"documents": "blank line"}, "did you mean blank-line"),
+        ({"tokenizer": "char", "lower": "no"}, "`lower=` 'no' must be True or False"),
         ({"vocabulary_size": 10}, "`vocabulary_size=`"),
+        ({"tokenizer": "bpe", "vocabulary_size": 0}, "`vocabulary_size=0` is too small for bpe"),
+        ({"tokenizer": "bpe", "vocabulary_size": 1_000_001}, "1000001 must be a whole number, and at most 1,000,000"),
+        ({"tokenizer": "word", "vocabulary_size": 10**90}, "a whole number of 299 bits must be a whole number"),
+        ({"tokenizer": "bpe", "vocabulary_size": 300.5}, "`vocabulary_size=` 300.5 must be a whole number"),
+        ({"tokenizer": "bpe", "vocabulary_size": True}, "`vocabulary_size=` True must be a whole number"),
+        ({"tokenizer": "word", "min_count": 1.5}, "`min_count=1.5` is for `tokenizer=word`, a whole number"),
+        ({"shares": "a"}, "`shares=` 'a' must be numbers, such as 0.9,0.05,0.05"),
+        ({"shares": 0.9}, "`shares=` 0.9 must be numbers"),
+        ({"shares": ("0.9", 0.1)}, "must be numbers"),
+        ({"documents": "separator", "separator": 5}, "`separator=` 5 must be one line"),
         ({"tokenizer": "bpe", "vocabulary_size": 10}, "too small for bpe"),
         ({"tokenizer": "word", "vocabulary_size": 2}, "`vocabulary_size=2`"),
         ({"min_count": 2}, "`min_count=2`"),
@@ -216,3 +238,67 @@ def test_the_command_takes_all_of_it(txl, story, tmp_path):
 def test_settings_that_cannot_work_are_refused(options, named):
     with pytest.raises(DataError, match=named):
         OwnText(**options)
+
+
+def test_a_vocabulary_too_large_to_learn_is_one_sentence(txl, story, tmp_path):
+    for size in ("999999999", "99999999999999999999999"):
+        words = ("--tokenizer", "bpe", "--vocab-size", size, "--out", tmp_path / "store")
+        code, out, err = txl("prepare", story, *words)
+        assert (code, out) == (2, "")
+        assert err == f"txl: --vocab-size {size} must be a whole number, and at most 1,000,000\n"
+        assert not (tmp_path / "store").exists()
+
+
+def test_a_choice_that_is_none_is_refused_from_python(story, tmp_path):
+    with pytest.raises(TransformerXLError, match="did you mean file"):
+        prepare(story, out=tmp_path / "store", documents="files")
+    with pytest.raises(DataError, match="go together"):
+        prepare(story, out=tmp_path / "store", documents="blank-line", separator="%")
+    assert not (tmp_path / "store").exists()
+
+
+def slow_by_file(sizes: list[int], order: list[int], shares: tuple[float, ...]) -> list[list[int]]:
+    """By its words: each split in turn, the last first, takes the first that is no larger than its share, or else the first, until it has its share."""
+    waiting, chosen = list(order), [list[int]() for _ in shares]
+    for index in reversed(range(len(shares))):
+        most = shares[index] * sum(sizes)
+        while len(waiting) > index and (index == 0 or not chosen[index] or sum(sizes[n] for n in chosen[index]) < most):
+            fitting = [n for n in waiting if index == 0 or sizes[n] <= most]
+            chosen[index].append((fitting or waiting)[0])
+            waiting.remove(chosen[index][-1])
+    return [sorted(numbers) for numbers in chosen]
+
+
+@patient
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=3, max_size=40),
+    shares=st.sampled_from([(0.9, 0.05, 0.05), (0.5, 0.3, 0.2), (0.6, 0.4), (1.0,)]),
+)
+def test_files_are_dealt_out_as_the_rule_says(tmp_path_factory, sizes, shares):
+    folder = tmp_path_factory.mktemp("dealt")
+    sources = [Source(path=folder / f"{n}.txt") for n in range(len(sizes))]
+    for source, size in zip(sources, sizes, strict=True):
+        source.path.write_bytes(b"x" * size)
+    dealt = own_text._by_file(sources, OwnText(split_by="file", shares=shares))
+    order = sorted(range(len(sizes)), key=lambda n: hashlib.sha256(f"{n}.txt".encode()).hexdigest())
+    found = [[sources.index(part.source) for part in parts] for parts in dealt.values()]
+    assert found == slow_by_file(sizes, order, shares)
+
+
+def test_many_small_files_cost_no_more_each(tmp_path, monkeypatch):
+    looked: list[Path] = []
+    kind_of = unpacking.kind_of
+    monkeypatch.setattr(unpacking, "kind_of", lambda path: looked.append(path) or kind_of(path))
+
+    def calls_of_each(count: int) -> float:
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(count):
+            (folder / f"{number}.txt").write_text(f"text number {number} of some\n")
+        profile = cProfile.Profile()
+        looked.clear()
+        profile.runcall(prepare_own_text, [folder], out=tmp_path / "store", settings=OwnText(split_by="file"))
+        assert len(looked) <= 2 * count
+        return pstats.Stats(profile).total_calls / count
+
+    assert calls_of_each(400) < 1.1 * calls_of_each(100)

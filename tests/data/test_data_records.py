@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from mutations import mutated
 from transformer_xl.data.corpora import pieces, records, unpacking
-from transformer_xl.data.corpora.inputs import Inputs
 from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.corpora.unpacking import zstd
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import DataError
@@ -176,6 +176,9 @@ def test_fields_may_be_nested_several_and_in_lists(txl, tmp_path):
         ([{"title": "a b", "body": "c d"}], "body"),
         ([{"n": "17", "word": "yes"}, {"n": "4", "word": "no"}], "word"),
         ([{"n": "a1", "lines": "x\ny"}], "lines"),
+        ([{"text": ["one of", "two"], "d": "other one"}], "text"),
+        ([{"at": "2026-11-18T14:00:00Z", "said": "yes"}, {"at": "2026-11-18T15:00:00Z", "said": "no"}], "said"),
+        ([{"text": "hello", "n": int("9" * 4000)}], "text"),
         (["plain", "strings"], ""),
     ],
 )
@@ -185,11 +188,61 @@ def test_the_field_is_found_where_it_is_plain(rows, field, tmp_path):
     assert store.manifest.origin.get("fields", "") == field
 
 
+def test_which_field_was_taken_is_told(txl, tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(f"id,review\n1,good {name}\n")
+    (tmp_path / "c.jsonl").write_text('{"body": "of c", "n": ' + "9" * 5000 + "}\n")
+    code, _, err = txl("prepare", *sorted(tmp_path.iterdir()), "--split", "1", "--out", tmp_path / "store")
+    assert code == 0
+    assert err == (
+        "the text of 2 .csv files was taken from the field 'review'; name a field to take another\n"
+        "the text of 1 .jsonl file was taken from the field 'body'; name a field to take another\n"
+    )
+    words = ("--field", "review", "--split", "1", "--out", tmp_path / "store")
+    code, _, err = txl("prepare", tmp_path / "a.csv", *words)
+    assert (code, err) == (0, "")
+
+
+def test_a_list_of_texts_is_a_text_in_parquet(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = {"text": [["one of", "two"], ["three"]], "d": ["other one", "other two"]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
+    store = prepare_own_text([tmp_path / "a.parquet"], out=tmp_path / "store", settings=WHOLE)
+    assert stored(store) == [b"one of\ntwo\n", b"three\n"]
+
+
+@pytest.mark.parametrize(("mark", "told"), [(";", ";"), ("\t", "tabs")])
+def test_a_csv_may_be_parted_by_something_else(mark, told, txl, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f'text{mark}n\nhello, you{mark}1,5\n"a{mark}b"{mark}2\n')
+    code, _, err = txl("prepare", path, "--field", "text", "--split", "1", "--out", tmp_path / "store")
+    assert (code, err) == (0, f"{path}: columns are parted by {told}\n")
+    assert stored(open_store(tmp_path / "store")) == [b"hello, you\n", f"a{mark}b\n".encode()]
+
+
+def test_quotes_of_a_tsv_are_letters_where_they_do_not_pair(txl, tmp_path):
+    path = tmp_path / "a.tsv"
+    rows = ['"quo\t1', 'say "hi"\t2', '"whole"\t3', *(f"line {n}\t{n}" for n in range(200)), 'end"\t4']
+    path.write_text("\n".join(["text\tn", *rows]) + "\n")
+    code, _, err = txl("prepare", path, "--split", "1", "--out", tmp_path / "store")
+    assert code == 0, err
+    assert f"{path}: quotes are read as they are, because they do not pair\n" in err
+    assert stored(open_store(tmp_path / "store")) == [f"{row.partition(chr(9))[0]}\n".encode() for row in rows]
+    path.write_text('text\tn\n"a\tb"\t1\n"two\nlines"\t2\n')
+    code, _, err = txl("prepare", path, "--field", "text", "--split", "1", "--out", tmp_path / "store")
+    assert (code, err) == (0, "")
+    assert stored(open_store(tmp_path / "store")) == [b"a\tb\n", b"two\nlines\n"]
+
+
 def test_half_characters_are_mended_and_told(txl, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "half \\ud83d of it"}\n{"text": "\\ud83d\\ude00 whole"}\n')
     code, _, err = txl("prepare", tmp_path / "a.jsonl", "--split", "1", "--out", tmp_path / "store")
     assert code == 0
-    assert "1 have half characters" in err
+    assert "a.jsonl: half characters in 1 record were written as U+FFFD" in err
+    assert "skipped" not in err
+    assert "skipped" not in open_store(tmp_path / "store").manifest.origin
     assert stored(open_store(tmp_path / "store")) == ["half \ufffd of it\n".encode(), "\U0001f600 whole\n".encode()]
 
 
@@ -231,15 +284,25 @@ def test_standard_input_in_records_where_a_field_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "words", "said"),
     [
-        ("a.jsonl", b'{"a": "x y", "b": "z w"}\n', (), "has the fields a, b; say which holds the text, such as --field a"),
-        ("a.jsonl", b'{"a": 1, "b": null}\n', (), "has the fields a, b; say which"),
+        ("a.jsonl", b'{"a": "x y", "b": "z w"}\n', (), "has text in a, b; say which is meant, such as --field a"),
+        ("a.jsonl", b'{"a": 1, "b": null}\n', (), "has no field that holds text: a (a number), b (nothing); give records that"),
+        ("a.csv", b"n\n1\n", ("--field", "m"), "has no text in m; its fields are n"),
+        ("a.jsonl", b'{"n": 0, "a": {"b": [{"c": "x"}, {"d": 1}]}}\n', (), "has text in a.b.c; say which is meant, such as --field a.b.c"),
+        ("a.csv", b"hello world this is,a row\nanother,row two\n", (), "a.csv, whose first line names the columns, has text in a row, hello world this is; say which is meant, such as --field 'hello world this is'"),
+        ("a.jsonl", b'{"label": "positive", "review": "good thing"}\n', (), "has text in label, review; say which is meant"),
+        ("a.jsonl", b'{"text": "x"}\n', ("--field", "text.foo"), "line 1: text is a text and has no field foo"),
+        ("a.jsonl", b'{"a": {"b": 7}}\n', ("--field", "a.b.c.d"), "line 1: a.b is a number and has no field c.d"),
+        ("a.jsonl", b'[{"text": "x"}]\n', (), "line 1: this is a list, and a record is an object that has a text in it, or a text"),
+        ("a.csv", b"text,n\rhello,1\rbye,2\r", (), "line 1 is no row of a table: a carriage return stands in it by itself; end lines"),
+        ("a.csv", b"text;n\nhello;1;2\n", (), "line 2 has 3 columns where the first line names 2 (columns are parted by ;)"),
+        ("a.tsv", b'text\tn\n"quo\t1\nx\t1\t2\n', (), "line 2 is no row of a table: unexpected end of data"),
         ("a.jsonl", b'{"a": "x"}\n', ("--field", "b"), "a.jsonl has no text in b; its fields are a"),
         ("a.jsonl", b'{"a": {"c": 1}}\n', ("--field", "a.c"), "line 1: a.c is a number there, not text"),
         ("a.jsonl", b'{"a": {"c": 1}}\n', ("--field", "a"), "line 1: a is an object there, not text"),
         ("a.jsonl", b'"x"\n{"a": "x"}\n', (), "line 1: this is a text and has no field a"),
-        ("a.jsonl", b'"x"\n' * 200 + b"7\n", (), "line 201: this is a number where the records before it are texts"),
+        ("a.jsonl", b'"x"\n' * 200 + b"7\n", (), "line 201: this is a number, and a record is an object"),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000, (), "line 1 is no JSON: it is nested too deeply"),
-        ("a.jsonl", b'{"n": ' + b"9" * 5000 + b"}", (), "line 1 is no JSON: Exceeds the limit"),
+        ("a.jsonl", b'{"n": ' + b"9" * 5000 + b"}", (), "has no field that holds text: n (a number)"),
         ("a.jsonl", b"\n \n", (), "has no text in it"),
         ("a.csv", b"a,b\n1,2,3\n", (), "line 2 has 3 columns where the first line names 2"),
         ("a.csv", b'text,b\n"x"y,2\n', (), "line 2 is no row of a table"),

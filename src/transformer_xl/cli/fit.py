@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--run", metavar="RUN", help="the folder that everything lands in (runs/NAME of the text)")
     add("--from", dest="origin", metavar="RUN", help="begin with the tokens, model and weights of this run")
     add("--field", action="append", metavar="NAME", help="of records: what holds the text; may be repeated")
-    add("--include", action="append", metavar="PATTERN", help="of folders: only such files; may be repeated")
+    add("--include", action="append", metavar="PATTERN", help="only such files; may be repeated")
     add("--exclude", action="append", metavar="PATTERN", help="neither such files nor folders; may be repeated")
     add("--gitignore", action="store_true", help="leave out what .gitignore files leave out")
     add("--binary", choices=("skip", "keep"), default="skip", help="files that are no text: left out, or taken")
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from transformer_xl.data.corpora.inputs import Inputs
+    from transformer_xl.data.corpora.selection import Inputs
     from transformer_xl.fitting import prepared, report, trained
 
     names = ("field", "include", "exclude")

@@ -18,11 +18,11 @@ from typing import get_args
 
 from transformer_xl.cli.data import splits_table
 from transformer_xl.data.corpora.dealing import Engine
-from transformer_xl.data.corpora.inputs import Inputs
 from transformer_xl.data.corpora.known import prepare_known
 from transformer_xl.data.corpora.own_text import OwnText, prepare_given_splits, prepare_own_text
 from transformer_xl.data.corpora.python import prepare_python
 from transformer_xl.data.corpora.recipes import NAMES, PYTHON, corpora_table, places_table
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.store import Store
 from transformer_xl.data.text.tokenizers import DESCRIPTION, Tokenizer, load_tokenizer
 from transformer_xl.errors import DataError, suggest
@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--include",
         action="append",
         metavar="PATTERN",
-        help="of folders and archives: only such files, e.g. '*.py'; may be repeated",
+        help="only such files, e.g. '*.py'; may be repeated",
     )
     own(
         "--exclude",
@@ -118,7 +118,7 @@ def _prepare(arguments: argparse.Namespace) -> Store:
             out=arguments.out,
             source=arguments.source,
             newlines=arguments.newlines or "keep",
-            splits=arguments.splits.split(",") if arguments.splits else None,
+            splits=None if arguments.splits is None else arguments.splits.split(","),
             train=[Path(path) for path in arguments.train or ()],
             vocabulary_file=arguments.vocab,
             engine=arguments.engine,
@@ -150,7 +150,7 @@ def _known_name(arguments: argparse.Namespace) -> str | None:
 
 def _refuse(arguments: argparse.Namespace, options: tuple[str, ...], why: str) -> None:
     for option in options:
-        if getattr(arguments, option):
+        if getattr(arguments, option) not in (None, []):
             shown = "a path" if option == "what" else f"--{option.replace('_', '-')}"
             raise DataError(f"{shown} {why}")
 
@@ -173,9 +173,9 @@ def _settings(arguments: argparse.Namespace) -> OwnText:
         "vocabulary_size": arguments.vocab_size,
         "lower": arguments.lower,
         "min_count": arguments.min_count,
-        "shares": _shares(arguments.split) if arguments.split else None,
+        "shares": None if arguments.split is None else _shares(arguments.split),
         "split_by": arguments.split_by,
-        "documents": arguments.documents or ("separator" if arguments.separator else None),
+        "documents": arguments.documents or (None if arguments.separator is None else "separator"),
         "separator": arguments.separator,
         "inputs": _inputs(arguments),
     }
@@ -196,4 +196,4 @@ def _shares(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError:
-        raise DataError(f"--split {text} must be shares such as 0.9,0.05,0.05") from None
+        raise DataError(f"--split {text or repr(text)} must be shares such as 0.9,0.05,0.05") from None

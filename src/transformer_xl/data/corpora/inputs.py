@@ -5,8 +5,9 @@
 What an archive calls its files is never the name of a file here: they are unpacked under numbers. What is left out, is told.
 """
 
+import codecs
+import errno
 import os
-import re
 import shutil
 import stat
 import sys
@@ -16,65 +17,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Literal
-
-from pathspec import GitIgnoreSpec
+from typing import IO, BinaryIO, NoReturn
 
 from transformer_xl.console import progress
 from transformer_xl.data.corpora import records, unpacking
+from transformer_xl.data.corpora.selection import Ignored, Inputs
 from transformer_xl.data.corpora.sources import Source, is_tar, tar_files
-from transformer_xl.errors import DataError
+from transformer_xl.errors import DataError, shown
 from transformer_xl.files import digest
 
 STANDARD_INPUT = "-"
-GITIGNORE = ".gitignore"
-LARGEST_GITIGNORE = 1 << 20
 HEAD_BYTES = 1 << 16
 """The beginning of a file, which tells whether it is text."""
 MOST_CONTROL_SHARE = 0.05
 """Of the bytes of a text. A tenth of the bytes of what is compressed or compiled are control characters; of texts, in any code, none."""
 CONTROL_CHARACTERS = bytes(set(range(32)) - set(b"\b\t\n\v\f\r\x1b"))
+MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16"}
+MARKS |= {codecs.BOM_UTF16_BE: "UTF-16"}
+"""What a text in another code than UTF-8 begins with; the mark of UTF-16 is the beginning of one of UTF-32."""
+SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 TAR_ENDINGS = (".tgz", ".tbz2", ".txz", ".tzst")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """What to take of what is given."""
-
-    field: tuple[str, ...] = ()
-    """Of records, what holds the text: `text`, nested `user.name`, several one after the other. Found out where it is plain."""
-    include: tuple[str, ...] = ()
-    """Of folders and archives, only files of such names: patterns as .gitignore has them."""
-    exclude: tuple[str, ...] = ()
-    """Neither files nor folders of such names."""
-    gitignore: bool = False
-    """Leave out what the folders' .gitignore files leave out."""
-    binary: Literal["skip", "keep"] = "skip"
-
-    def __post_init__(self) -> None:
-        for name, patterns in {"include": self.include, "exclude": self.exclude}.items():
-            for pattern in patterns:
-                if not pattern.strip() or pattern.startswith(("#", "!")):
-                    raise DataError(f"`{name}=` {pattern!r} is no pattern; write one such as *.py or node_modules")
-        for one in self.field:
-            if not all(one.split(".")) or self.field.count(one) > 1:
-                raise DataError(f"`field=` {one!r} must be a name, such as text or user.name, once each")
-        if self.binary not in ("skip", "keep"):
-            raise DataError(f"`binary={self.binary}` must be skip or keep")
-
-    @cached_property
-    def _patterns(self) -> tuple[GitIgnoreSpec, GitIgnoreSpec]:
-        return GitIgnoreSpec.from_lines(self.include), GitIgnoreSpec.from_lines(self.exclude)
-
-    def takes(self, name: PurePosixPath, *, folder: bool = False) -> bool:
-        """Whether a file of this name is wanted, or a folder is worth looking into. Hidden ones are not."""
-        include, exclude = self._patterns
-        text = f"{name}/" if folder else str(name)
-        if name.name.startswith(".") or exclude.match_file(text):
-            return False
-        return folder or not self.include or include.match_file(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +45,8 @@ class Gathered:
     sources: list[Source]
     skipped: list[tuple[str, str]]
     """(why, what)"""
+    told: tuple[str, ...] = ()
+    """What else is to be known of what was taken."""
     records: int = 0
     field: tuple[str, ...] = ()
 
@@ -111,6 +76,10 @@ class _Gathering:
     scratch: Path
     standard_input: BinaryIO | None
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    unwanted: set[tuple[str, bool]] = field(default_factory=set)
+    """(name, whether it is a folder) of all that patterns leave out."""
+    members: int = 0
+    """Of archives, wanted or not."""
     numbered: int = 0
 
     def scratch_file(self) -> Path:
@@ -123,6 +92,8 @@ class _Gathering:
         if path == STANDARD_INPUT:
             # Text is read more than once (to count, to encode), which a stream cannot be.
             kept = self.scratch / "standard input"
+            if kept.exists():
+                raise DataError("standard input is there once, and - is given twice; give it once")
             with kept.open("wb") as copy:
                 shutil.copyfileobj(self.standard_input or sys.stdin.buffer, copy)
             yield from self.file_or_members(_File(path=kept, title="standard input", named=True))
@@ -130,45 +101,100 @@ class _Gathering:
         path = Path(path)
         if not path.exists():
             raise DataError(f"{path} does not exist")
-        if not path.is_dir():
-            yield from self.file_or_members(_File(path=path, title=str(path), named=True))
-            return
-        for file in self.walk(path):
-            yield from self.file_or_members(_File(path=file, title=str(file)))
+        if what := SPECIAL.get(stat.S_IFMT(path.stat().st_mode)):
+            raise DataError(
+                f"{path} is {what} and no plain file; give what comes out of it to txl prepare - or write it to a file first"
+            )
+        file = _File(path=path, title=str(path), named=True)
+        if self.leaves_out_named(file):
+            self.skipped.append(("unwanted", str(path)))
+        elif not path.is_dir():
+            yield from self.file_or_members(file)
+        else:
+            for found in self.walk(path):
+                yield from self.file_or_members(_File(path=found, title=str(found)))
+
+    def wants(self, name: PurePosixPath, *, folder: bool = False, within: str, ignored: bool = False) -> bool:
+        """Hidden ones are not wanted, and nothing is said. What patterns leave out is counted."""
+        if name.name.startswith("."):
+            return False
+        if not ignored and not self.inputs.leaves_out(name, folder=folder):
+            return True
+        self.unwanted.add((f"{within}:{name}", folder))
+        return False
+
+    def leaves_out_named(self, file: _File) -> bool:
+        """Patterns see a path as it was typed, and of one that leads elsewhere the last name. What lies in a folder or an archive has names of its own."""
+        path = file.path
+        if path.name in ("", ".."):
+            return False
+        elsewhere = path.is_absolute() or ".." in path.parts
+        holds_more = path.is_dir() or self.reader_of(file) is not None
+        typed = PurePosixPath(path.name if elsewhere else path.as_posix())
+        ignored = self.inputs.gitignore and not path.is_dir() and Ignored(path.parent).leaves_out(path, folder=False)
+        if not ignored and not self.inputs.leaves_out(typed, folder=holds_more):
+            return False
+        self.unwanted.add((file.title, path.is_dir()))
+        return True
 
     def walk(self, folder: Path) -> list[Path]:
         """The files of a folder that are wanted, in an order no file system decides. Links to folders are not followed."""
-        found, ignored = [], _Ignored(folder) if self.inputs.gitignore else None
+        found, ignored = [], Ignored(folder) if self.inputs.gitignore else None
 
-        def taken(here: Path, name: str, *, is_folder: bool) -> bool:
-            path = here / name
+        def wanted(path: Path, *, is_folder: bool) -> bool:
             relative = PurePosixPath(path.relative_to(folder).as_posix())
-            if not self.inputs.takes(relative, folder=is_folder):
-                return False
-            return ignored is None or not ignored.leaves_out(path, folder=is_folder)
+            told = ignored is not None and ignored.leaves_out(path, folder=is_folder)
+            return self.wants(relative, folder=is_folder, within=str(folder), ignored=told)
 
-        for place, folders, files in os.walk(folder):
+        for place, folders, files in os.walk(folder, onerror=_unreadable):
             here = Path(place)
             if here != folder and is_ours(folders, files):
                 self.skipped.append(("ours", f"{here} is a data store or a run"))
                 folders[:] = []
                 continue
-            folders[:] = [name for name in folders if taken(here, name, is_folder=True)]
-            found += [here / name for name in files if taken(here, name, is_folder=False) and (here / name).is_file()]
+            within = [here / name for name in sorted(folders)]
+            folders[:] = [path.name for path in within if wanted(path, is_folder=True) and self.is_followed(path)]
+            there = [here / name for name in sorted(files)]
+            found += [path for path in there if wanted(path, is_folder=False) and self.is_plain(path)]
         return sorted(found)
 
+    def is_followed(self, folder: Path) -> bool:
+        if folder.is_symlink():
+            self.skipped.append(("link", f"{folder} leads to a folder"))
+        return not folder.is_symlink()
+
+    def is_plain(self, path: Path) -> bool:
+        """Or a link to what is."""
+        try:
+            what = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                _unreadable(error)
+            self.skipped.append(("link", f"{path} leads nowhere"))
+            return False
+        if what:
+            self.skipped.append(("special", f"{path} is {what}"))
+        return not what
+
     def file_or_members(self, file: _File) -> Iterator[_File]:
-        if file.path.stat().st_size == 0:
+        reader = self.reader_of(file)
+        if reader is None:
             yield file
             return
+        before = self.members
+        yield from self.unpacked(file, reader)
+        if self.members == before:
+            self.skipped.append(("empty", file.title))
+
+    def reader_of(self, file: _File) -> _Members | None:
+        """None of what is no archive."""
         name = file.path.name.lower()
+        if file.path.stat().st_size == 0:
+            return None
         # Many other files are a .zip inside, such as documents and programs; and whether a compressed file is a .tar shows after some work.
         if (file.named or name.endswith(".zip")) and unpacking.kind_of(file.path) == "zip":
-            yield from self.unpacked(file, self.zip_members)
-        elif (".tar" in name or name.endswith(TAR_ENDINGS)) and is_tar(file.path):
-            yield from self.unpacked(file, self.tar_members)
-        else:
-            yield file
+            return self.zip_members
+        return self.tar_members if (".tar" in name or name.endswith(TAR_ENDINGS)) and is_tar(file.path) else None
 
     def unpacked(self, archive: _File, members: _Members) -> list[_File]:
         """The members that are wanted, sorted as the files of a folder are."""
@@ -182,15 +208,18 @@ class _Gathering:
                 found.append((name.parts, _File(path=target, title=title)))
         return [file for _, file in sorted(found, key=lambda one: one[0])]
 
-    def member_name(self, archive: _File, name: str, *, link: bool) -> PurePosixPath | None:
-        """As a folder's file would be called; None where it is not wanted."""
+    def member_name(self, archive: _File, name: str, *, strange: tuple[str, str] | None) -> PurePosixPath | None:
+        """As a folder's file would be called; None where it is not wanted, or is `strange`: (why, what) it is."""
+        self.members += 1
         inside = PurePosixPath(*(part for part in PurePosixPath(name).parts if part not in ("/", "//", "..")))
-        wanted = all(self.inputs.takes(parent, folder=True) for parent in list(inside.parents)[:-1])
-        if not wanted or not self.inputs.takes(inside):
+        outermost_first = list(inside.parents)[-2::-1]
+        wanted = all(self.wants(parent, folder=True, within=archive.title) for parent in outermost_first)
+        if not wanted or not self.wants(inside, within=archive.title):
             return None
-        if link:
-            self.skipped.append(("link", f"{archive.title}:{inside}"))
-        return None if link else inside
+        if strange is not None:
+            why, what = strange
+            self.skipped.append((why, f"{archive.title}:{inside} is {what}"))
+        return None if strange is not None else inside
 
     def zip_members(
         self, archive: _File, advance: unpacking.Advance
@@ -202,8 +231,8 @@ class _Gathering:
                 size = archive.path.stat().st_size
                 entries = unpacking.listed_zip(packed, name=archive.title, disk_bytes=size)
             for entry in entries:
-                link = stat.S_ISLNK(entry.external_attr >> 16)
-                if (name := self.member_name(archive, entry.filename, link=link)) is not None:
+                strange = ("link", "a link") if stat.S_ISLNK(entry.external_attr >> 16) else None
+                if (name := self.member_name(archive, entry.filename, strange=strange)) is not None:
                     title = f"{archive.title}:{name}"
                     with unpacking.said(title):
                         content = unpacking.opened_member(packed, entry.filename, name=title)
@@ -214,13 +243,12 @@ class _Gathering:
         self, archive: _File, advance: unpacking.Advance
     ) -> Iterator[tuple[PurePosixPath, unpacking.Stream]]:
         def wanted(member: tarfile.TarInfo) -> bool:
-            special = not member.isreg() or member.issparse()
-            return not member.isdir() and self.member_name(archive, member.name, link=special) is not None
+            return not member.isdir() and self.member_name(archive, member.name, strange=_strange(member)) is not None
 
         source = Source(path=archive.path, title=archive.title)
         with source.open(advance=advance) as packed:
             for member, content in tar_files(packed, name=archive.title, wanted=wanted):
-                name = self.member_name(archive, member.name, link=False)
+                name = self.member_name(archive, member.name, strange=None)
                 assert name is not None
                 yield name, _bounded(content, f"{archive.title}:{name}", member.size)
 
@@ -230,13 +258,14 @@ class _Gathering:
         """What is neither empty nor binary nor there already."""
         waiting = [file for file in files if self.has_something(file) and self.is_text(file)]
         sizes = Counter(file.path.stat().st_size for file in waiting)
-        seen, found = dict[str, str](), []
+        seen, found = dict[str, _File](), []
         for file in waiting:
             if sizes[file.path.stat().st_size] > 1:
                 with unpacking.said(file.title):
-                    same = seen.setdefault(digest(file.path), file.title)
-                if same != file.title:
-                    self.skipped.append(("duplicate", f"{file.title} is {same}"))
+                    same = seen.setdefault(digest(file.path), file)
+                if same is not file:
+                    again = " again" * (same.title == file.title)
+                    self.skipped.append(("duplicate", f"{file.title} is {same.title}{again}"))
                     continue
             found.append(file)
         return found
@@ -257,11 +286,30 @@ class _Gathering:
             head = stream.read(HEAD_BYTES)
         if not head:
             self.skipped.append(("empty", file.title))
+        elif self.inputs.binary == "skip" and (code := code_of(head)):
+            self.skipped.append((code, f"{file.title}; convert it to UTF-8"))
         elif self.inputs.binary == "skip" and is_binary(head):
             self.skipped.append(("binary", file.title))
         else:
             return True
         return False
+
+    def why_none(self) -> str:
+        told, counts = list[str](), Counter(why for why, _ in self.skipped if why != "unwanted")
+        folders = sum(folder for _, folder in self.unwanted)
+        many = {"file": len(self.unwanted) - folders, "folder": folders}
+        if self.unwanted:
+            what = " and ".join(f"{count:,} {one}{'s' * (count > 1)}" for one, count in many.items() if count)
+            told.append(
+                f"{self.inputs.in_words} left out {what} (patterns are as in .gitignore, such as *.txt or docs/)"
+            )
+        if counts:
+            told.append(f"all {'else ' * bool(told)}that is there was skipped ({_counted(counts)})")
+        if counts["binary"]:
+            told.append("`binary=keep` takes those that are binary")
+        if codes := sorted(set(MARKS.values()) & set(counts)):
+            told.append(f"convert what is not UTF-8, as by: iconv -f {codes[0]} -t UTF-8")
+        return "; ".join(told) or "there is no file that is not hidden"
 
     def source(self, file: _File, advance: unpacking.Advance) -> Source | records.Spooled:
         source = Source(path=file.path, title=file.title)
@@ -273,13 +321,18 @@ class _Gathering:
         spooled = records.spool(source, form=form, field=self.inputs.field, into=self.scratch_file(), advance=advance)
         if file.path.parent == self.scratch:
             file.path.unlink()  # its text is all that is wanted
-        for many, what in (
-            (spooled.without_text, f"without text in {' or '.join(spooled.field)}"),
-            (spooled.mended, "have half characters, written as U+FFFD"),
-        ):
-            if many:
-                self.skipped.append(("record", f"{file.title}: {many:,} {what}"))
+        if spooled.without_text:
+            told = f"{file.title}: {spooled.without_text:,} without text in {' or '.join(spooled.field)}"
+            self.skipped.append(("record", told))
         return spooled
+
+
+def check_paths(paths: Iterable[Path | str]) -> None:
+    """An empty one would be read as the current folder."""
+    if "" in paths:
+        raise DataError(
+            "a path is empty, as where a variable was not set; give a file or a folder, or . for all that is here"
+        )
 
 
 def gather(
@@ -290,6 +343,7 @@ def gather(
     standard_input: BinaryIO | None = None,
 ) -> Gathered:
     """Every text in `paths`, in order. The path `-` is standard input."""
+    check_paths(paths)
     gathering = _Gathering(inputs=inputs, scratch=scratch, standard_input=standard_input)
     files = gathering.texts(file for path in paths for file in gathering.files_of(path))
     of_records = [file for file in files if records.format_of(file.title)]
@@ -305,26 +359,58 @@ def gather(
     gathered = Gathered(
         sources=[one.source if isinstance(one, records.Spooled) else one for one in made],
         skipped=gathering.skipped,
+        told=(*([] if inputs.field else _fields(spooled)), *_oddities(spooled)),
         records=sum(one.records for one in spooled),
         field=tuple(dict.fromkeys(name for one in spooled for name in one.field)),
     )
     if not gathered.sources:
-        raise DataError(f"{' and '.join(map(str, paths))} holds no text: {_why_none(gathered)}")
+        raise DataError(f"{' and '.join(map(str, paths))} holds no text: {gathering.why_none()}")
     return gathered
 
 
-def _why_none(gathered: Gathered) -> str:
-    if not gathered.skipped:
-        return "there is no file that is not hidden or left out"
-    told = ", ".join(f"{count:,} {why}" for why, count in sorted(gathered.counts.items()))
-    binary = "; `binary=keep` takes those that are binary" if gathered.counts["binary"] else ""
-    return f"all that is there was skipped ({told}){binary}"
+def _fields(spooled: Sequence[records.Spooled]) -> Iterator[str]:
+    """Which were chosen."""
+    counts = Counter((one.layout.form, one.field[0]) for one in spooled if one.field)
+    for (form, name), count in counts.items():
+        files = f"{count:,} .{form} file{'s' * (count > 1)}"
+        yield f"the text of {files} was taken from the field {shown(name)}; name a field to take another"
+
+
+def _oddities(spooled: Sequence[records.Spooled]) -> Iterator[str]:
+    for one in spooled:
+        if one.layout.in_words:
+            yield f"{one.source.name}: {one.layout.in_words}"
+        if one.mended:
+            what = f"{one.mended:,} record{'s' * (one.mended > 1)}"
+            yield f"{one.source.name}: half characters in {what} were written as U+FFFD"
 
 
 def is_ours(folders: list[str], files: list[str]) -> bool:
     """Whether a folder that holds these was made by us: what was learned of a text, or made of it, is not text of its own."""
     store = "manifest.json" in files and any(name.endswith(".tokens.bin") for name in files)
     return store or ("config.json" in files and "checkpoints" in folders)
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise DataError(f"{error.filename} cannot be read: {error.strerror}; leave it out with `exclude=`") from error
+
+
+def _strange(member: tarfile.TarInfo) -> tuple[str, str] | None:
+    """(why it is left out, what it is) of a member that is no plain file."""
+    if member.issym() or member.islnk():
+        return "link", "a link"
+    if member.isreg():
+        return ("special", "a file with holes") if member.issparse() else None
+    return "special", "a pipe" if member.isfifo() else "a device" if member.isdev() else "no plain file"
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {why}" for why, count in sorted(counts.items()))
+
+
+def code_of(head: bytes) -> str | None:
+    """What a text is written in that says it itself and is not UTF-8."""
+    return next((code for mark, code in MARKS.items() if head.startswith(mark)), None)
 
 
 def is_binary(head: bytes) -> bool:
@@ -334,35 +420,3 @@ def is_binary(head: bytes) -> bool:
 
 def _bounded(content: IO[bytes], name: str, size: int) -> unpacking.Stream:
     return unpacking.Stream(content, name=name, most=size, refusal=unpacking.too_large(name, size))
-
-
-class _Ignored:
-    """What the .gitignore files of a folder, of those in it and of its repository leave out."""
-
-    def __init__(self, folder: Path) -> None:
-        self._specs: dict[tuple[Path, bool], GitIgnoreSpec] = {}
-        top = folder.resolve()
-        above = next((place for place in (top, *top.parents) if (place / ".git").exists()), top)
-        self._folder, self._top, self._above = folder, top, above
-
-    def leaves_out(self, path: Path, *, folder: bool) -> bool:
-        """The deepest file that speaks of it decides, as git has it."""
-        path = self._top / path.relative_to(self._folder)
-        for place in path.parents:
-            told = self._spec(place, folder).check_file(path.relative_to(place).as_posix() + "/" * folder).include
-            if told is not None:
-                return told
-            if place == self._above:
-                break
-        return False
-
-    def _spec(self, place: Path, folder: bool) -> GitIgnoreSpec:
-        if (place, folder) not in self._specs:
-            lines, file = list[str](), place / GITIGNORE
-            if file.is_file():
-                with unpacking.said(str(file)), file.open("rb") as text:
-                    lines = text.read(LARGEST_GITIGNORE).decode(errors="surrogateescape").splitlines()
-            # `x/**` is all that lies in x and not x itself, in which a file of its own may speak again.
-            lines = [re.sub(r"/\*\*\s*$", "/*", line) for line in lines] if folder else lines
-            self._specs[place, folder] = GitIgnoreSpec.from_lines(lines)
-        return self._specs[place, folder]

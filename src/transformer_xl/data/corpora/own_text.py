@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from numbers import Integral, Real
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, get_args
 
@@ -15,16 +16,18 @@ from transformer_xl.console import progress, say
 from transformer_xl.data.corpora import encoding, pieces
 from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.encoding import make_store
-from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, Inputs, gather
+from transformer_xl.data.corpora.inputs import STANDARD_INPUT, Gathered, gather
+from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.corpora.sources import Source
 from transformer_xl.data.corpora.vocabulary import by_falling_frequency
 from transformer_xl.data.store import Manifest, Store, encoded_by
 from transformer_xl.data.text import tokenizers
-from transformer_xl.errors import DataError, suggest
-from transformer_xl.files import write_text
+from transformer_xl.errors import DataError, shown, suggest
+from transformer_xl.files import digest, write_text
 
 Kind = Literal["byte", "char", "word", "bpe"]
 Documents = Literal["file", "blank-line", "separator"]
+SplitBy = Literal["share", "file"]
 SPLITS = ("train", "valid", "test")
 UNITS = {
     "byte": "bits_per_byte",
@@ -35,6 +38,8 @@ UNITS = {
 }
 DEFAULT_BYTE_PAIRS = 8192
 SMALLEST_BYTE_PAIRS = 256
+LARGEST_VOCABULARY = 1_000_000
+"""Of tokens that are learned or counted here. Room for all of them is asked for at once, and no model has more."""
 LINE_SEARCH_BYTES = 1 << 20
 """How far from its share a split may end so as to end with a record or a line."""
 SKIPPED = "skipped.txt"
@@ -55,37 +60,51 @@ class OwnText:
     min_count: int | None = None
     """Words seen fewer times in train are <unk>; for word."""
     shares: tuple[float, ...] = (0.9, 0.05, 0.05)
-    split_by: Literal["share", "file"] = "share"
+    split_by: SplitBy = "share"
     documents: Documents = "file"
     separator: str | None = None
     inputs: Inputs = field(default_factory=Inputs)
     """Which files and which fields of records."""
 
     def __post_init__(self) -> None:
-        if self.tokenizer not in get_args(Kind):
-            raise DataError(f"no tokenizer {self.tokenizer}{suggest(self.tokenizer, get_args(Kind))}")
-        size = self.vocabulary_size
+        self._check_words()
+        size, count = self.vocabulary_size, self.min_count
         if size is not None and self.tokenizer not in ("word", "bpe"):
             raise DataError(
                 f"`vocabulary_size=` limits word and bpe; the {self.tokenizer} vocabulary is what the text holds"
             )
-        if self.tokenizer == "bpe" and (size or DEFAULT_BYTE_PAIRS) < SMALLEST_BYTE_PAIRS:
+        if size is not None and not (_is_whole(size) and size <= LARGEST_VOCABULARY):
+            raise DataError(
+                f"`vocabulary_size=` {shown(size)} must be a whole number, and at most {LARGEST_VOCABULARY:,}"
+            )
+        if self.tokenizer == "bpe" and size is not None and size < SMALLEST_BYTE_PAIRS:
             raise DataError(f"`vocabulary_size={size}` is too small for bpe, whose single bytes take 256")
         if self.tokenizer == "word" and size is not None and size < 3:
             raise DataError(
                 f"`vocabulary_size={size}` leaves no word beside {tokenizers.END_OF_LINE} and {tokenizers.UNKNOWN}"
             )
-        if self.min_count is not None and (self.tokenizer != "word" or self.min_count < 1):
-            raise DataError(f"`min_count={self.min_count}` is for `tokenizer=word`, and at least 1")
+        if count is not None and (self.tokenizer != "word" or not _is_whole(count) or count < 1):
+            raise DataError(f"`min_count={shown(count)}` is for `tokenizer=word`, a whole number, and at least 1")
         if self.lower and self.tokenizer == "byte":
             raise DataError("`lower=` needs characters; the byte tokenizer knows none, use char, word or bpe")
         shares = self.shares
+        if not isinstance(shares, tuple | list) or not all(isinstance(share, Real) for share in shares):
+            raise DataError(f"`shares=` {shown(shares)} must be numbers, such as 0.9,0.05,0.05")
         if not 1 <= len(shares) <= 3 or any(not 0 < share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-6:
             raise DataError(f"`shares={','.join(map(str, shares))}` must be one to three positive shares that make 1")
         if (self.documents == "separator") != (self.separator is not None):
             raise DataError("`documents=separator` and `separator=LINE` go together")
-        if self.separator is not None and (not self.separator.strip() or "\n" in self.separator):
-            raise DataError(f"`separator=` {self.separator!r} must be one line that is not blank")
+        line = self.separator
+        if line is not None and (not isinstance(line, str) or not line.strip() or "\n" in line):
+            raise DataError(f"`separator=` {shown(line)} must be one line that is not blank")
+
+    def _check_words(self) -> None:
+        """A choice is one of some words, each."""
+        for name, words in {"tokenizer": Kind, "split_by": SplitBy, "documents": Documents}.items():
+            if (word := getattr(self, name)) not in get_args(words):
+                raise DataError(f"there is no `{name}={word}`{suggest(str(word), get_args(words))}")
+        if not isinstance(self.lower, bool):
+            raise DataError(f"`lower=` {shown(self.lower)} must be True or False")
 
     @property
     def rule(self) -> pieces.DocumentRule:
@@ -97,6 +116,10 @@ class OwnText:
     def fallback(self) -> pieces.Fallback:
         kind = self.tokenizer if self.existing is None else self.existing.kind
         return "word" if kind in tokenizers.BETWEEN_SPACES else "character"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def prepare_own_text(
@@ -142,10 +165,24 @@ def prepare_given_splits(
                     inputs=settings.inputs,
                     standard_input=standard_input,
                 )
+        _tell_of_repeats(gathered)
         parts = {name: [pieces.Part(source=source) for source in found.sources] for name, found in gathered.items()}
         return _fill(parts, folder, settings, name=_name(splits["train"]), gathered=gathered.values(), engine=engine)
 
     return make_store(out, fill)
+
+
+def _tell_of_repeats(gathered: dict[str, Gathered]) -> None:
+    """Files of valid and test that are train's, too. It may be meant so, and a figure made on them tells nothing of new text."""
+    sizes = {source.disk_bytes for source in gathered["train"].sources}
+    others = [(name, source) for name, found in gathered.items() if name != "train" for source in found.sources]
+    likely = [(name, source) for name, source in others if source.disk_bytes in sizes]
+    sizes = {source.disk_bytes for _, source in likely}
+    digests = {digest(source.path) for source in gathered["train"].sources if source.disk_bytes in sizes}
+    repeats = [f"{source.name} ({name})" for name, source in likely if digest(source.path) in digests]
+    if repeats:
+        more = f" and {len(repeats) - TOLD:,} more" * (len(repeats) > TOLD)
+        say(f"also in train: {', '.join(repeats[:TOLD])}{more}; figures made on it say nothing of new text")
 
 
 def _name(paths: Sequence[Path | str]) -> str:
@@ -158,18 +195,20 @@ def _by_file(sources: list[Source], settings: OwnText) -> dict[str, list[pieces.
     names = SPLITS[: len(settings.shares)]
     if len(sources) < len(names):
         raise DataError(f"{len(sources)} files cannot be split into {len(names)} by file; use `split_by=share`")
-    waiting = sorted(sources, key=_name_digest)
-    total = sum(source.disk_bytes for source in sources)
-    chosen: dict[str, list[Source]] = {name: [] for name in names}
+    sizes = [source.disk_bytes for source in sources]
+    waiting = sorted(range(len(sources)), key=lambda which: _name_digest(sources[which]))
+    chosen: dict[str, set[int]] = {}
     for index, (name, share) in reversed(list(enumerate(zip(names, settings.shares, strict=True)))):
-        bytes_so_far = 0
-        # Every split gets a file, and leaves one for each split still to come.
-        while len(waiting) > index and (index == 0 or not chosen[name] or bytes_so_far < share * total):
-            fitting = (source for source in waiting if index == 0 or source.disk_bytes <= share * total)
-            chosen[name].append(next(fitting, waiting[0]))
-            waiting.remove(chosen[name][-1])
-            bytes_so_far += chosen[name][-1].disk_bytes
-    return {name: [pieces.Part(source=source) for source in sources if source in chosen[name]] for name in names}
+        most, bytes_so_far, taken = share * sum(sizes), 0, list[int]()
+        for which in waiting if index == 0 else sorted(waiting, key=lambda which: sizes[which] > most):
+            # Every split gets a file, and leaves one for each split still to come.
+            if len(waiting) - len(taken) <= index or (index and taken and bytes_so_far >= most):
+                break
+            taken.append(which)
+            bytes_so_far += sizes[which]
+        chosen[name] = set(taken)
+        waiting = [which for which in waiting if which not in chosen[name]]
+    return {name: [pieces.Part(source=sources[which]) for which in sorted(chosen[name])] for name in names}
 
 
 def _name_digest(source: Source) -> str:
@@ -255,19 +294,23 @@ def _fill(
 
 
 def _tell(looked: list[Gathered], folder: Path) -> None:
-    """What was skipped: the first few on stderr, all of it in the store."""
+    """How it was read, and what was skipped: the first few on stderr, all that was skipped in the store."""
+    _say_some([line for one in looked for line in one.told], rest="")
     lines = [
         f"{why}\t{what!r}" if not what.isprintable() else f"{why}\t{what}"
         for one in looked
         for why, what in one.skipped
     ]
-    if not lines:
-        return
-    write_text(folder / SKIPPED, "".join(f"{line}\n" for line in lines))
+    if lines:
+        write_text(folder / SKIPPED, "".join(f"{line}\n" for line in lines))
+    _say_some(["skipped " + line.replace("\t", ": ") for line in lines], rest=f"; all stand in the store's {SKIPPED}")
+
+
+def _say_some(lines: list[str], *, rest: str) -> None:
     for line in lines[:TOLD]:
-        say("skipped " + line.replace("\t", ": "))
+        say(line)
     if len(lines) > TOLD:
-        say(f"... and {len(lines) - TOLD:,} more; all stand in the store's {SKIPPED}")
+        say(f"... and {len(lines) - TOLD:,} more{rest}")
 
 
 def _origin(looked: list[Gathered]) -> dict[str, str]:

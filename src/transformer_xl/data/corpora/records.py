@@ -11,11 +11,12 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import IO, Any, Literal
 
 from transformer_xl.data.corpora import unpacking
@@ -35,13 +36,38 @@ MOST_RECORD_BYTES = 64 << 20
 """A record is read whole; no book is as long."""
 LOOKED_AT = 100
 """Records that tell which field holds the text, where nobody says it."""
+DEEPEST_NAME = 4
+"""Levels of nested names that are looked through for text, to suggest one."""
 USUAL_NAMES = ("text", "content", "body", "message")
 ROWS_AT_ONCE = 64
+TAB = "\t"
 HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
 """Half of a pair: JSON can write it, UTF-8 cannot."""
 
+JSON = json.JSONDecoder(parse_int=float)
+"""Numbers are no text, and Python's own whole ones end at some thousand digits."""
+
 Row = tuple[str, object]
 """(where it stands, such as `line 3`; the record)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a file is laid out, and read."""
+
+    form: Format
+    delimiter: str = ","
+    """Between the columns of a table."""
+    quoted: bool = True
+    """Whether a quote that begins a cell of a table is no part of it."""
+
+    @property
+    def in_words(self) -> str:
+        """What is not as its name says."""
+        usual = TAB if self.form == "tsv" else ","
+        parted = f"columns are parted by {'tabs' if self.delimiter == TAB else self.delimiter}"
+        told = [parted] * (self.delimiter != usual)
+        return " and ".join([*told, *["quotes are read as they are, because they do not pair"] * (not self.quoted)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +75,17 @@ class Spooled:
     """The text of a file of records."""
 
     source: Source
+    layout: Layout
     field: tuple[str, ...]
     records: int
     without_text: int
     """Records that have no such field, or nothing in it: left out."""
     mended: int
     """Records with half characters, which are written as U+FFFD."""
+
+
+class _NoRow(DataError):
+    """Of a table; read in another way, it may be one."""
 
 
 def format_of(name: str) -> Format | None:
@@ -65,11 +96,25 @@ def format_of(name: str) -> Format | None:
 
 def spool(source: Source, *, form: Format, field: tuple[str, ...], into: Path, advance: Advance) -> Spooled:
     """Writes the text of every record to the file `into`, each ended by a line's end, and beside it where each begins."""
-    names = field or _chosen_field(source, form)
+    layout = _layout(source, form)
+    try:
+        return _spooled(source, layout, field, into, advance)
+    except _NoRow as error:
+        # A .tsv has no quotes by its definition, and many programs write some.
+        if form != "tsv":
+            raise
+        try:
+            return _spooled(source, replace(layout, quoted=False), field, into, lambda _: None)
+        except _NoRow:
+            raise error from None
+
+
+def _spooled(source: Source, layout: Layout, field: tuple[str, ...], into: Path, advance: Advance) -> Spooled:
+    names = field or _chosen_field(source, layout)
     most = unpacking.most_unpacked(source.disk_bytes)
     starts, position, without_text, mended, seen = array("q"), 0, 0, 0, set[str]()
     begins = into.with_name(f"{into.name}.starts")
-    with into.open("wb") as target, begins.open("wb") as index, closing(_rows(source, form, names, advance)) as rows:
+    with into.open("wb") as target, begins.open("wb") as index, closing(_rows(source, layout, names, advance)) as rows:
         for place, record in rows:
             if len(seen) < LOOKED_AT and isinstance(record, dict):
                 seen.update(islice(record, LOOKED_AT))
@@ -91,7 +136,8 @@ def spool(source: Source, *, form: Format, field: tuple[str, ...], into: Path, a
         there = f"; its fields are {_listed(seen)}" if seen else ""
         raise DataError(f"{source.name} has no text in {' or '.join(names) or 'it'}{there}")
     text_source = Source(path=into, title=source.name, starts=begins)
-    return Spooled(source=text_source, field=names, records=records, without_text=without_text, mended=mended)
+    counts = {"records": records, "without_text": without_text, "mended": mended}
+    return Spooled(source=text_source, layout=layout, field=names, **counts)
 
 
 def _drain(starts: "array[int]", index: IO[bytes]) -> None:
@@ -102,31 +148,58 @@ def _drain(starts: "array[int]", index: IO[bytes]) -> None:
 # --- which field
 
 
-def _chosen_field(source: Source, form: Format) -> tuple[str, ...]:
+def _chosen_field(source: Source, layout: Layout) -> tuple[str, ...]:
     """The one that holds text, or that is called so. None where every record is a text itself."""
-    strings, lettered, prose, others = Counter[str](), Counter[str](), Counter[str](), set[str]()
-    with closing(_rows(source, form, (), lambda _: None)) as rows:
+    texts, worded, nested, others = Counter[str](), Counter[str](), set[str](), dict[str, str]()
+    with closing(_rows(source, layout, (), lambda _: None)) as rows:
         for _, record in islice(rows, LOOKED_AT):
             for name, value in record.items() if isinstance(record, dict) else ():
-                if isinstance(value, str) and value:
-                    strings[name] += 1
-                    has_letters = any(map(str.isalpha, value))
-                    lettered[name] += has_letters
-                    prose[name] += has_letters and len(value.split(maxsplit=1)) > 1
+                if text := _example(value):
+                    texts[name] += 1
+                    worded[name] += _is_worded(text)
                 else:
-                    others.add(name)
-    if not strings and not others:
+                    others[name] = "nothing" if value in (None, "", [], {}) else _kind(value)
+                    nested.update(_names_of_texts(value, name, depth=1))
+    if not texts and not others:
         return ()
-    usual = [name for name in strings if name.lower() in USUAL_NAMES]
-    words = [name for name in strings if 2 * lettered[name] >= strings[name]]
-    likely = [name for name in strings if 2 * prose[name] >= strings[name]]
-    for found in (usual, list(strings), words, likely):
+    usual = [name for name in texts if name.lower() in USUAL_NAMES]
+    words = [name for name in texts if 2 * worded[name] >= texts[name]]
+    for found in (usual, list(texts), words):
         if len(found) == 1:
             return (found[0],)
-    example = (usual or likely or [*strings, *others])[0]
+    named = f"{source.name}{', whose first line names the columns,' * (layout.form in ('csv', 'tsv'))}"
+    if not texts and not nested:
+        told = _listed({f"{name} ({kind})" for name, kind in others.items()})
+        plain = f", or read it as plain text: txl prepare - < {source.name}" * (layout.form != "parquet")
+        raise DataError(f"{named} has no field that holds text: {told}; give records that have one{plain}")
+    likely = (usual or words or [*texts, *sorted(nested)])[0]
     raise DataError(
-        f"{source.name} has the fields {_listed({*strings, *others})}; say which holds the text, such as `field={example}`"
+        f"{named} has text in {_listed({*texts, *nested})}; say which is meant, such as `field={quote(likely)}`"
     )
+
+
+def _example(value: object) -> str:
+    """What a text, or a list of texts, has in it; nothing where it is neither."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "\n".join(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="ignore")
+    return value if isinstance(value, str) else ""
+
+
+def _is_worded(text: str) -> bool:
+    """Numbers, dates and names by which programs know things are not: one word without letters, or with digits in it."""
+    return any(map(str.isalpha, text)) and (len(text.split(maxsplit=1)) > 1 or not any(map(str.isdigit, text)))
+
+
+def _names_of_texts(value: object, name: str, *, depth: int) -> Iterator[str]:
+    """The nested names of the texts in it, `name` before them."""
+    if _example(value):
+        yield name
+    elif depth <= DEEPEST_NAME and isinstance(value, list | dict):
+        named = [(f"{name}.{key}", one) for key, one in value.items()] if isinstance(value, dict) else []
+        for inner, one in islice(named or ((name, one) for one in value), LOOKED_AT):
+            yield from _names_of_texts(one, inner, depth=depth + 1)
 
 
 def _listed(names: set[str]) -> str:
@@ -137,37 +210,38 @@ def _listed(names: set[str]) -> str:
 def _text(record: object, names: tuple[str, ...], *, where: str) -> str:
     if not names:
         if not isinstance(record, str):
-            raise DataError(
-                f"{where}: this is {_kind(record)} where the records before it are texts; give them one form"
-            )
+            told = f"this is {_kind(record)}, and a record is an object that has a text in it, or a text"
+            raise DataError(f"{where}: {told}; give all of them one form, one a line")
         return record
     if not isinstance(record, dict):
         raise DataError(f"{where}: this is {_kind(record)} and has no field {names[0]}; give a record a line")
     try:
-        return "\n".join(text for name in names for text in _texts(record, name.split("."), where=f"{where}: {name}"))
+        return "\n".join(text for name in names for text in _texts(record, name.split("."), 0, where=where))
     except RecursionError:
         raise DataError(f"{where}: lists are nested too deeply to be text") from None
 
 
-def _texts(value: object, names: list[str], *, where: str) -> Iterator[str]:
-    """What lies under nested names; of a list, what lies under each of its members."""
+def _texts(value: object, names: list[str], at: int, *, where: str) -> Iterator[str]:
+    """What lies under nested names, from the one `at` on; of a list, what lies under each of its members."""
+    here, rest = ".".join(names[:at]), ".".join(names[at:])
     if value is None:
         return
     if isinstance(value, list):
         for member in value:
-            yield from _texts(member, names, where=where)
-    elif names and isinstance(value, dict):
-        whole = ".".join(names)
-        if whole in value:  # a name that has a dot in it
-            yield from _texts(value[whole], [], where=where)
-        elif names[0] in value:
-            yield from _texts(value[names[0]], names[1:], where=where)
-    elif isinstance(value, str) and not names:
+            yield from _texts(member, names, at, where=where)
+    elif rest and isinstance(value, dict):
+        if rest in value:  # a name that has a dot in it
+            yield from _texts(value[rest], names, len(names), where=where)
+        elif names[at] in value:
+            yield from _texts(value[names[at]], names, at + 1, where=where)
+    elif rest:
+        raise DataError(f"{where}: {here} is {_kind(value)} and has no field {rest}; name another with `field=`")
+    elif isinstance(value, str):
         yield value
-    elif isinstance(value, bytes) and not names:
-        yield _decoded(value, where=where)
+    elif isinstance(value, bytes):
+        yield _decoded(value, where=f"{where}: {here}")
     else:
-        raise DataError(f"{where} is {_kind(value)} there, not text; name a field of texts with `field=`")
+        raise DataError(f"{where}: {here} is {_kind(value)} there, not text; name a field of texts with `field=`")
 
 
 def _kind(value: object) -> str:
@@ -179,15 +253,19 @@ def _kind(value: object) -> str:
 # --- rows of each format
 
 
-def _rows(source: Source, form: Format, field: tuple[str, ...], advance: Advance) -> Generator[Row, None, None]:
-    if form == "parquet":
+def _layout(source: Source, form: Format) -> Layout:
+    """A .csv may be parted by semicolons or tabs, as it is where the comma is for decimals: where the names of its columns are."""
+    if form != "csv":
+        return Layout(form=form, delimiter=TAB if form == "tsv" else ",")
+    with closing(_lines(source, lambda _: None)) as lines:
+        first = next((line for _, line in lines if line.strip()), "")
+    return Layout(form=form, delimiter=next((mark for mark in (",", ";", TAB) if mark in first), ","))
+
+
+def _rows(source: Source, layout: Layout, field: tuple[str, ...], advance: Advance) -> Generator[Row, None, None]:
+    if layout.form == "parquet":
         return _parquet_rows(source, field, advance)
-    readers: dict[str, Callable[[Source, Advance], Generator[Row, None, None]]] = {
-        "jsonl": _json_rows,
-        "csv": lambda source, advance: _table_rows(source, advance, delimiter=","),
-        "tsv": lambda source, advance: _table_rows(source, advance, delimiter="\t"),
-    }
-    return readers[form](source, advance)
+    return _json_rows(source, advance) if layout.form == "jsonl" else _table_rows(source, layout, advance)
 
 
 def _json_rows(source: Source, advance: Advance) -> Generator[Row, None, None]:
@@ -195,14 +273,14 @@ def _json_rows(source: Source, advance: Advance) -> Generator[Row, None, None]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = JSON.decode(line)
         except (ValueError, RecursionError) as error:
             why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
             raise DataError(f"{source.name}, line {number:,} is no JSON: {why}; mend it, or leave it out") from None
         yield f"line {number:,}", record
 
 
-def _table_rows(source: Source, advance: Advance, *, delimiter: str) -> Generator[Row, None, None]:
+def _table_rows(source: Source, layout: Layout, advance: Advance) -> Generator[Row, None, None]:
     """The first line names the columns. A row may go over many lines, in quotes."""
     here, begin, fed = 0, 1, 0
 
@@ -211,20 +289,29 @@ def _table_rows(source: Source, advance: Advance, *, delimiter: str) -> Generato
         for number, line in _lines(source, advance):
             fed += len(line) + 1
             if fed > MOST_RECORD_BYTES:
-                raise _too_long(source, begin)
+                raise _NoRow(str(_too_long(source, begin)))
             here = number
             yield line + "\n"
 
     before = csv.field_size_limit(2 * MOST_RECORD_BYTES)  # ours comes first
     try:
-        rows, names = csv.reader(lines(), delimiter=delimiter, strict=True), list[str]()
+        rows = csv.reader(
+            lines(),
+            delimiter=layout.delimiter,
+            quoting=csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE,
+            strict=True,
+        )
+        names = list[str]()
         while True:
             begin, fed = here + 1, 0
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                raise DataError(
-                    f"{source.name}, line {begin:,} is no row of a table: {error}; mend it, or leave it out"
+                why = str(error)
+                if "new-line" in why:  # goes on with advice to programmers
+                    why = "a carriage return stands in it by itself; end lines with a line feed, and quote cells that have one"
+                raise _NoRow(
+                    f"{source.name}, line {begin:,} is no row of a table: {why}; mend it, or leave it out"
                 ) from None
             if row is None:
                 return
@@ -236,14 +323,15 @@ def _table_rows(source: Source, advance: Advance, *, delimiter: str) -> Generato
                     raise DataError(f"{source.name} has two columns of one name in its first line: {shown(names)}")
                 continue
             if len(row) != len(names):
-                told = f"{len(row)} columns where the first line names {len(names)}"
-                raise DataError(f"{source.name}, line {begin:,} has {told}; mend it, or leave it out")
+                how = f" ({layout.in_words})" * bool(layout.in_words)
+                told = f"{len(row)} columns where the first line names {len(names)}{how}"
+                raise _NoRow(f"{source.name}, line {begin:,} has {told}; mend it, or leave it out")
             yield f"line {begin:,}", dict(zip(names, row, strict=True))
     finally:
         csv.field_size_limit(before)
 
 
-def _lines(source: Source, advance: Advance) -> Iterator[tuple[int, str]]:
+def _lines(source: Source, advance: Advance) -> Generator[tuple[int, str], None, None]:
     """Numbered from 1, without their ends."""
     number, rest = 0, b""
     with source.open(advance=advance) as stream:

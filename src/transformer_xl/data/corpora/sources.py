@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -49,6 +50,15 @@ class Source:
     def disk_bytes(self) -> int:
         return self.path.stat().st_size
 
+    @cached_property
+    def kind(self) -> str:
+        """gz, xz, bz2, zst, zip or plain, by the first bytes. Asked often, and looked at once: a file does not change while it is read."""
+        return unpacking.kind_of(self.path)
+
+    @property
+    def plain(self) -> bool:
+        return self.member is None and self.kind == "plain"
+
     @property
     def most_bytes(self) -> int | None:
         """What it may become; None for a plain file of one's own, which is as large as it is."""
@@ -59,16 +69,13 @@ class Source:
         return None if self.plain else unpacking.most_unpacked(self.disk_bytes)
 
     @property
-    def plain(self) -> bool:
-        return self.member is None and unpacking.kind_of(self.path) == "plain"
-
-    @property
     def refusal(self) -> DataError:
         """What is said once it is larger."""
-        if self.known is None or self.most_bytes is None:
-            return unpacking.too_large(self.name, self.most_bytes or 0)
+        most = self.most_bytes or 0
+        if self.known is None:
+            return unpacking.too_large(self.name, most)
         return DataError(
-            f"{self.name} is not the {self.known.name} we know: it has more than {self.most_bytes:,} bytes; bring the right file with `source=`"
+            f"{self.name} is not the {self.known.name} we know: it has more than {most:,} bytes; bring the right file with `source=`"
         )
 
     def record_starts(self) -> NDArray[np.int64] | None:
@@ -88,7 +95,7 @@ class Source:
             archive = opened.enter_context(zipfile.ZipFile(raw))
             return opened.enter_context(unpacking.opened_member(archive, self.member, name=self.name))
         buffered = opened.enter_context(io.BufferedReader(raw, unpacking.BLOCK))
-        return opened.enter_context(unpacking.decompressed(buffered, unpacking.kind_of(self.path)))
+        return opened.enter_context(unpacking.decompressed(buffered, self.kind))
 
     def blocks(self, *, advance: unpacking.Advance | None = None) -> Iterator[bytes]:
         """The whole text in blocks. A known file is verified at its end: a wrong one raises before the last block is trusted, one that is too long
@@ -116,6 +123,8 @@ def is_tar(path: Path) -> bool:
         with Source(path=path).open() as stream:
             tarfile.TarInfo.frombuf(stream.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
             return True
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+        return True  # it ends where its first member would begin
     except (DataError, tarfile.TarError):
         return False
 
