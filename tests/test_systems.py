@@ -127,7 +127,7 @@ def test_windows_trains_and_writes_and_refuses_pickles(tmp_path):
     assert [(answer["command"], answer["code"]) for answer in answers[1:]] == [*EVERYDAY, ("import", 2), ("bench", 2)]
     assert "Traceback" not in said
     assert "the fast kernels cannot be used (they are for Linux only, and this is win32)" in said
-    assert "this system has no locks for files: see to it that nobody else trains" in said
+    assert "this system has no locks for files: see to it that nobody else uses" in said
     assert "model.pt: such files are read by a process whose memory and time the system limits" in said
     assert "txl: --against: the other implementation is installed for Linux and macOS only" in said
     assert RunFolder(tmp_path / "run").steps() == [1, 2]

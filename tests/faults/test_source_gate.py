@@ -54,7 +54,7 @@ def is_text(node: ast.Call, given: dict[str | None, str]) -> bool:
 def is_text_mode(place: list[ast.expr], given: dict[str | None, str], *, default: bool) -> bool:
     if not place and "mode" not in given:
         return default
-    mode = ast.unparse(place[0]) if place else given["mode"]
+    mode = given["mode"] if "mode" in given else ast.unparse(place[0])
     return "b" not in mode
 
 

@@ -16,7 +16,7 @@ SHAPE = {"n_layer": 2, "d_model": 16, "d_head": 8, "d_inner": 32}
 def main() -> None:
     with joined(parallel="fsdp", device="cpu") as ranks:
         whole, shards = (build(train=True, init_std=0.1, **SHAPE).float() for _ in range(2))
-        wrapped = ranks.wrap(shards, device=torch.device("cpu"), half=torch.bfloat16)
+        wrapped = ranks.wrap(shards, device=torch.device("cpu"), numbers=1, half=torch.bfloat16)
         types, gathered = set(), {}
         shards.layers[0].query.register_forward_pre_hook(lambda module, given: types.add(module.weight.dtype))
         shards.layers[0].register_forward_hook(lambda module, given, out: gathered.update(residual=out.dtype))

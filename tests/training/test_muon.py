@@ -189,10 +189,11 @@ def test_it_keeps_one_number_for_a_weight_of_a_matrix():
 
 @pytest.mark.parametrize("kind", ["byte", "word"])
 def test_modern_presets_are_of_the_size_of_what_they_are_compared_with(kind):
-    """The paper's post-norm of the same lengths; the final norm is all they have more."""
+    """The paper's post-norm of the same lengths; the final norm, and a weight for each neighbour's value, is all they have more."""
     modern, tiny = (find_preset(f"{family}-{kind}").run for family in ("modern", "tiny"))
     paper = replace(tiny.model, norm="post", final_norm=False)
-    assert parameter_count(modern.model) - parameter_count(paper) == 2 * paper.d_model
+    beside = paper.n_layer * modern.model.neighbours * paper.n_head * paper.d_head
+    assert parameter_count(modern.model) - parameter_count(paper) == 2 * paper.d_model + beside
     assert modern.model.memory == paper.memory
     assert (modern.training.segment, modern.evaluation) == (tiny.training.segment, tiny.evaluation)
 

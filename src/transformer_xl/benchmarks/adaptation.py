@@ -1,7 +1,5 @@
 """What learning while reading costs: every way reads the same tokens once in each round, beside the weights that stand still. Weights and text are random."""
 
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from transformer_xl.console import progress
 from transformer_xl.errors import ConfigError, InputError
 from transformer_xl.model import TransformerXL
 from transformer_xl.presets import find_preset
+from transformer_xl.training.recording import peak_memory_mb
 
 Scale = Literal["full", "tiny"]
 STATIC = "weights that stand still"
@@ -147,9 +146,8 @@ def _parts(reader: AdaptiveReader, tokens: int, *, segment: int) -> Iterator[Par
     for number in range(PARTS):
         text_1P = torch.randint(reader.model.config.vocabulary, (1, each), generator=generator)
         spent = _seconds(reader, text_1P, segment=segment)
-        yield Part(tokens=(number + 1) * each, tokens_per_second=each / spent, peak_memory_mb=_peak_mb())
-
-
-def _peak_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+        yield Part(
+            tokens=(number + 1) * each,
+            tokens_per_second=each / spent,
+            peak_memory_mb=peak_memory_mb(torch.device("cpu")),
+        )

@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tokens is not None and arguments.tokens < 2:
         raise ConfigError(f"--tokens: {shown(arguments.tokens)} leaves nothing to predict; take at least 2")
     models = {name: load(name, device=arguments.device) for name in names}
-    say_device(arguments, models[names[0]])
     compared = of_text(arguments, models) if arguments.text is not None else of_split(arguments, models)
     warnings = [*differences(compared), *(unknowns(compared) if arguments.text is not None else [])]
     plot = draw(arguments, models)
+    say_device(arguments, models[names[0]])
     rows = [as_row(one) for one in compared]
     if arguments.json:
         print(json.dumps({"runs": rows, "warnings": warnings, "plot": plot and str(plot)}, indent=2))

@@ -62,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
     runs, device = [Path(run) for run in arguments.runs], choose_device(arguments.device)
     where = {"device": str(device), "precision": arguments.precision}
     models, limits = load_models(runs, memory=arguments.memory, limits=asked, **where)
-    say(computing_on(device, half=half_of(arguments.precision, device)))
     if limits != asked:
         say(
             f"there is memory for {limits.admitted} texts and {limits.sessions} sessions at a time, not for {asked.admitted} and {asked.sessions};"
@@ -83,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     server = make_server(app, limits=limits, host=host, port=arguments.port)
     names = ", ".join(one.name for one in models)
+    say(computing_on(device, half=half_of(arguments.precision, device)))
     if not serve(server, ready=lambda address: say(f"serving {names} at {address}")):
         sys.stderr.flush()
         os._exit(0)

@@ -86,7 +86,7 @@ class RemoteFolder:
                 yield data
 
     def _open(self, name: str) -> IO[bytes]:
-        file: IO[bytes] = self.files.open(f"{self.root}/{name}", "rb")
+        file: IO[bytes] = self.files.open(f"{self.root}/{name}", mode="rb")
         return file
 
     @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.console import say
+from transformer_xl.data.remote import is_address
 from transformer_xl.errors import ConfigError, InputError, suggest
 from transformer_xl.pictures import can_draw
 from transformer_xl.studies.ablation import ENCODING, FRAGMENTATION, MEMORY_MATCHED, run_ablation
@@ -31,7 +32,7 @@ ONE_SEED = ("speed", "generation")
 
 
 def run_study(
-    name: str, *, scale: Scale, data: Path | None, out: Path, seeds: int | None = None, device: str = "cpu"
+    name: str, *, scale: Scale, data: Path | str | None, out: Path, seeds: int | None = None, device: str = "cpu"
 ) -> tuple[Path, dict[str, Any]]:
     """Trains what is missing, measures, and writes the page and the JSON: the page's place and the JSON's content."""
     if name not in STUDIES:
@@ -44,7 +45,7 @@ def run_study(
         say("matplotlib is not installed: everything is written but the pictures; pip install 'transformer-xl[viz]'")
     chosen = seeds or scale.seeds.get(name, 1)
     setting = Setting(study=name, scale=scale, data=data, out=out, seeds=chosen, device=device)
-    if data is not None and not data.is_dir():
+    if data is not None and not is_address(data) and not Path(data).is_dir():
         raise InputError(f"`data=`: there is no folder {data}; make a store with: txl prepare NAME --out {data}")
     out.mkdir(parents=True, exist_ok=True)
     return write_report(STUDIES[name](setting), setting=setting)
