@@ -176,8 +176,12 @@ def test_runs_that_cannot_be_compared_are_one_sentence(trained_run, vanilla_run,
     assert "no run reads with a memory" in refused(capsys, vanilla_run, *GRID, "--memory", "5")
     assert "--memory: -1 is negative" in refused(capsys, trained_run, *GRID, "--memory", "-1")
     other = losses(tmp_path / "other.npz", lengths=(4, 8, 12, 16, 20), positions=30)
-    assert "60 positions and other (context 4) has 30" in refused(capsys, trained_run, *GRID, "--device", "cpu", "--losses", other)
+    assert "60 positions and other (context 4) has 30" in refused(
+        capsys, trained_run, *GRID, "--device", "cpu", "--losses", other
+    )
     assert main(["recl", str(vanilla_run), *GRID, "--split", "valid", "--json"]) == 0
     capsys.readouterr()
     valid = vanilla_run / "evaluations" / "recl-valid.npz"
-    assert "were scored on different tokens" in refused(capsys, trained_run, *GRID, "--device", "cpu", "--losses", valid)
+    assert "were scored on different tokens" in refused(
+        capsys, trained_run, *GRID, "--device", "cpu", "--losses", valid
+    )
