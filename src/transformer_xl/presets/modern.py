@@ -90,7 +90,7 @@ MODERN: tuple[Preset, ...] = (
         provenance="own",
         aliases=("words",),
         purpose="words of a text of a few megabytes, in minutes",
-        note="words in four minutes on two cores: tiny-word's sizes with pre-norm, Muon, neighbours and stretches; docs/experiments.md compares them",
+        note="words in seven minutes on two cores: tiny-word's sizes with pre-norm, Muon, neighbours and stretches; docs/experiments.md compares them",
         run=_modern(
             sized(TINY_WORD, dropout=0.2, embedding_dropout=0.1, neighbours=4, init_std=0.02),
             lanes=24,
