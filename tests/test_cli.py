@@ -71,16 +71,19 @@ def test_two_dashes_are_a_value_like_any_other(tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_sigterm_leaves_nothing_half_written(tmp_path):
+@pytest.mark.parametrize(("rank", "said"), [({}, b"txl: stopped\n"), ({"RANK": "1"}, b"")])
+def test_sigterm_leaves_nothing_half_written(rank, said, tmp_path):
+    """A rank is silent: torchrun ends it because another has failed, and names that one."""
     (tmp_path / "in").mkdir()
     command = [sys.executable, "-m", "transformer_xl", "prepare", "-", "--out", str(tmp_path / "in" / "store")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, env=os.environ | rank) as process:
         process.stdin.write(b"some text\n" * 1000)
         process.stdin.flush()
         while not list((tmp_path / "in").iterdir()):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.stderr.read() == b"txl: stopped\n"
+        assert process.stderr.read() == said
         assert process.wait() == 128 + signal.SIGTERM
     assert list((tmp_path / "in").iterdir()) == []

@@ -112,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("txl: stopped", file=sys.stderr)
         return 130
     except Terminated:
-        print("txl: stopped", file=sys.stderr)
+        if "RANK" not in os.environ:  # torchrun ends the others when one has failed, and names that one
+            print("txl: stopped", file=sys.stderr)
         return 128 + signal.SIGTERM
     print(f"txl: {sentence}", file=sys.stderr)
     return 2
