@@ -37,18 +37,25 @@ class Child:
     """One worker process."""
 
     def __init__(
-        self, name: str, *, python: Path | str = sys.executable, worker: Path = WORKER, source: Path | None = None
+        self,
+        name: str,
+        *,
+        python: Path | str = sys.executable,
+        worker: Path = WORKER,
+        source: Path | None = None,
+        threads: int | None = None,
     ) -> None:
-        """`source`: where to import this software from, if not from here."""
+        """`source`: where to import this software from, if not from here. `threads`: all cores if None."""
+        count = str(cores() if threads is None else threads)
         self.name = name
         self._complaints = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115, it lives as long as the process
         # -P: the worker's own folder is no place to import from, nor is our path one for another interpreter. No library asks the network for news.
         lent = ("PYTHONPATH",) if str(python) != sys.executable else ()
         environment = {name: value for name, value in os.environ.items() if name not in lent}
-        environment |= {"OMP_NUM_THREADS": str(cores()), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        environment |= {"OMP_NUM_THREADS": count, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         environment |= {} if source is None else {"PYTHONPATH": str(source)}
         self._process = subprocess.Popen(
-            [str(python), "-P", "-W", "ignore", str(worker), name, str(cores())],
+            [str(python), "-P", "-W", "ignore", str(worker), name, count],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,

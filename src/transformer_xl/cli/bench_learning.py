@@ -18,6 +18,7 @@ DEFAULTS: dict[str, Any] = {
     "size": "equal",
     "parameters": 2_000_000,
     "tune_on": "first",
+    "one_core": False,
     "test_bytes": 200_000,
     "results": None,
 }
@@ -43,6 +44,12 @@ def configure(group: "argparse._ArgumentGroup") -> None:
         "--tune-on",
         choices=("first", "each"),
         help="the peers' rates and batches are chosen on the first corpus (first)",
+    )
+    group.add_argument(
+        "--one-core",
+        action="store_true",
+        default=None,
+        help="each on one thread, and minutes are those of its own processor time: other work may go on meanwhile",
     )
     group.add_argument("--test-bytes", type=int, metavar="N", help="how much of test is read (200000)")
     group.add_argument("--results", metavar="FILE", help="JSON lines, one a run; runs already there are not repeated")
@@ -113,6 +120,7 @@ def compare_and_tell(arguments: argparse.Namespace, asked: dict[str, Any], *, se
         size=asked["size"],
         parameters=asked["parameters"],
         tune_on=asked["tune_on"],
+        one_core=asked["one_core"],
         test_bytes=asked["test_bytes"],
         **small,
     )

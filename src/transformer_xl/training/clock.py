@@ -12,7 +12,7 @@ to the bit.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -51,27 +51,34 @@ def steps_in(epochs: float, config: RunConfig, store: Store) -> int:
 
 
 def seconds_of_a_step(
-    config: RunConfig, *, store: Store, device: torch.device, ranks: Ranks = ALONE, within: float = TIMING_SECONDS
+    config: RunConfig,
+    *,
+    store: Store,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    within: float = TIMING_SECONDS,
+    clock: Callable[[], float] | None = None,
 ) -> float:
-    """Measured on weights that are thrown away."""
-    return _time_steps(Session.fresh(config, store=store, device=device, ranks=ranks), within=within)
+    """Measured on weights that are thrown away; by the clock on the wall if none is named."""
+    return _time_steps(Session.fresh(config, store=store, device=device, ranks=ranks), within=within, clock=clock)
 
 
-def _time_steps(session: Session, *, within: float) -> float:
-    ranks, started_at = session.ranks, now()
+def _time_steps(session: Session, *, within: float, clock: Callable[[], float] | None = None) -> float:
+    clock = clock or now
+    ranks, started_at = session.ranks, clock()
     timed, timed_from = 0, started_at
     for number in range(WARM_UP_STEPS + MOST_TIMED):
         if session.lanes.at_start:
             session.memories = [None] * len(session.memories)
         _ = take_step(session, session.lanes.next()).taken  # for which a device is waited for
         timed = number + 1 if timed_from == started_at else timed + 1
-        late = now() - started_at > within / 2
+        late = clock() - started_at > within / 2
         # Slow steps are few, and the first of them is all the warming up there is time for.
         if timed_from == started_at and ranks.highest(int(number + 1 == WARM_UP_STEPS or late))[0]:
-            timed, timed_from = 0, now()
-        elif timed >= FEWEST_TIMED and ranks.highest(int(now() - started_at > within))[0]:
+            timed, timed_from = 0, clock()
+        elif timed >= FEWEST_TIMED and ranks.highest(int(clock() - started_at > within))[0]:
             break
-    return ranks.from_first(lambda: max(1e-6, (now() - timed_from) / max(1, timed)))
+    return ranks.from_first(lambda: max(1e-6, (clock() - timed_from) / max(1, timed)))
 
 
 # --- by the clock

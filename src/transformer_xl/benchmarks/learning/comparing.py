@@ -36,6 +36,8 @@ class Settings:
     parameters: int
     """Of every entrant, where sizes are equal."""
     tune_on: Literal["first", "each"]
+    one_core: bool = False
+    """One thread each, and time is the processor's own for that process: it stands still while others have the core."""
     valid_bytes: int = VALID_BYTES
     test_bytes: int = 200_000
     marks: int = 8
@@ -212,6 +214,7 @@ class Runner:
             "model": self._model(candidate),
             "feed": candidate.feed,
             "rate": candidate.rate,
+            "one_core": self.settings.one_core,
             "dtype": str(self.store.split("train").tokens.dtype),
             "valid": judged_by(self.store, "valid", self.settings.valid_bytes),
         }

@@ -25,6 +25,7 @@ from transformer_xl.training import train
 from transformer_xl.training.clock import seconds_of_a_step
 from transformer_xl.training.recording import read_metrics
 
+CPU = torch.device("cpu")
 CALIBRATION_SHARE = 0.08
 """Of the time, spent before it starts on finding out how long a step takes."""
 
@@ -36,50 +37,59 @@ def learn(request: dict[str, Any]) -> dict[str, Any]:
     config = replace(config, training=replace(config.training, seed=request["seed"]))
     with tempfile.TemporaryDirectory(prefix="txl-learning-") as name:
         folder = Path(name)
-        config = for_seconds(config, seconds=seconds, store=store)
+        clock = time.process_time if request["one_core"] else None
+        a_step = seconds_of_a_step(config, store=store, device=CPU, within=CALIBRATION_SHARE * seconds, clock=clock)
+        config = for_seconds(config, seconds=seconds, a_step=a_step)
         every = math.ceil(config.training.steps / request["marks"])
         watched = {"validate_every": every, "log_every": every, "validation_tokens": request["valid"]["tokens"]}
         config = replace(config, training=replace(config.training, save_every=0, save_minutes=0.0, **watched))
         train(config, store=store, folder=folder / "run", device="cpu")
-        curve, trained = curve_of(RunFolder(folder / "run"), **request["valid"])
+        trained, validated = told_by(RunFolder(folder / "run"))
+        if request["one_core"]:  # the loop tells time by the clock on the wall
+            trained = {step: {**line, "seconds": step * a_step} for step, line in trained.items()}
+        last = trained[max(trained)]
         model = last_model(RunFolder(folder / "run"))
         test = request["test"]
         return {
             "parameters": parameter_count(config.model),
-            "seconds": trained["seconds"],
-            "steps": trained["step"],
-            "tokens": trained["tokens"],
-            "curve": curve,
+            "seconds": last["seconds"],
+            "steps": last["step"],
+            "tokens": last["tokens"],
+            "curve": curve_of(trained, validated, **request["valid"]),
             "valid": bits_per_byte(model, config, store, split="valid", **request["valid"]),
             "test": bits_per_byte(model, config, store, split="test", **test) if test else None,
             "cpu_seconds": time.process_time() - processor_at,
         }
 
 
-def for_seconds(config: RunConfig, *, seconds: float, store: Store) -> RunConfig:
+def for_seconds(config: RunConfig, *, seconds: float, a_step: float) -> RunConfig:
     """With as many steps as take so long, and a warm-up that leaves time for the rest. The others' clocks stand still while they are validated, too, so
     it is the steps that are counted here, and not the minutes."""
-    within = CALIBRATION_SHARE * seconds
-    a_step = seconds_of_a_step(config, store=store, device=torch.device("cpu"), within=within)
     count = max(1, round(seconds / a_step))
     warm_up = min(config.training.warm_up, math.ceil(LONGEST_WARM_UP * count))
     return replace(config, training=replace(config.training, steps=count, warm_up=warm_up))
 
 
-def curve_of(run: RunFolder, *, tokens: int, bytes: int) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """Valid bits per byte at so many minutes, and the last line about training. Valid was so many tokens that stand for so many bytes."""
+def told_by(run: RunFolder) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
+    """The lines about training, by step, and those about validation."""
     lines = list(read_metrics(run.metrics))
-    trained = {line["step"]: line for line in lines if line["kind"] == "train"}
-    curve = [
+    return {line["step"]: line for line in lines if line["kind"] == "train"}, [
+        line for line in lines if line["kind"] == "validation"
+    ]
+
+
+def curve_of(
+    trained: dict[int, dict[str, Any]], validated: list[dict[str, Any]], *, tokens: int, bytes: int
+) -> list[dict[str, float]]:
+    """Valid bits per byte at so many minutes. Valid was so many tokens that stand for so many bytes."""
+    return [
         {
             "minutes": trained[line["step"]]["seconds"] / 60,
             "tokens": trained[line["step"]]["tokens"],
             "valid": line["loss_nats"] / math.log(2) * (tokens - 1) / bytes,
         }
-        for line in lines
-        if line["kind"] == "validation"
+        for line in validated
     ]
-    return curve, trained[max(trained)]
 
 
 def last_model(run: RunFolder) -> AnyModel:

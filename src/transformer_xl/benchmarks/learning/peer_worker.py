@@ -201,10 +201,11 @@ def learn(request: dict[str, Any]) -> dict[str, Any]:
     # Once beside the clock, with no step: kernels are compiled and buffers made.
     peer.loss(lanes.next()[0], fresh=True).backward()  # type: ignore[no-untyped-call]
     lanes.served = 0
+    now = time.process_time if request["one_core"] else time.perf_counter
     elapsed, steps, learned = 0.0, 0, True
     curve: list[dict[str, float]] = []
     while learned and elapsed < seconds:
-        started_at = time.perf_counter()
+        started_at = now()
         for group in optimiser.param_groups:
             group["lr"] = rate_at(elapsed / seconds, highest=request["rate"])
         peer.model.train()
@@ -215,7 +216,7 @@ def learn(request: dict[str, Any]) -> dict[str, Any]:
         nn.utils.clip_grad_norm_(peer.model.parameters(), CLIP)
         optimiser.step()
         learned = math.isfinite(float(loss))
-        elapsed, steps = elapsed + time.perf_counter() - started_at, steps + 1
+        elapsed, steps = elapsed + now() - started_at, steps + 1
         # Judged beside the clock, and once at the end.
         if learned and elapsed * marks >= seconds * (len(curve) + 1):
             bits = bits_per_byte(peer, text["valid"], **request["valid"])

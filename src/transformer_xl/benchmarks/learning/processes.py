@@ -19,7 +19,8 @@ WORKERS = {
 
 def learn_in_a_process(entrant: Entrant, request: dict[str, Any]) -> dict[str, Any]:
     python = peers_python() if entrant.needs_packages else sys.executable
-    child = Child(entrant.name, python=python, worker=WORKERS[entrant.kind])
+    threads = 1 if request["one_core"] else None
+    child = Child(entrant.name, python=python, worker=WORKERS[entrant.kind], threads=threads)
     try:
         child.answer()
         busy_before, started_at = busy_seconds(), time.perf_counter()
@@ -31,7 +32,10 @@ def learn_in_a_process(entrant: Entrant, request: dict[str, Any]) -> dict[str, A
     if busy_before is not None and busy_after is not None:
         others = busy_after - busy_before - answer.pop("cpu_seconds")
     answer["others_busy"] = max(0.0, others) / (elapsed * cores())
-    answer["disturbed"] = others > DISTURBED_SHARE * elapsed * cores() + TICK_SECONDS
+    busy = others > DISTURBED_SHARE * elapsed * cores() + TICK_SECONDS
+    answer["disturbed"] = (
+        busy and not request["one_core"]
+    )  # a process's own time does not run while others have the processor
     return answer
 
 

@@ -86,6 +86,8 @@ def notes_of(comparison: Comparison) -> Iterator[str]:
     yield (
         f"bits per byte of the first {settings.test_bytes:,} bytes of test, each in full context, float32; medians over seeds"
         f" {', '.join(map(str, settings.seeds))}; {settings.minutes:g} minutes of training each"
+        + ", on one core, by its own processor time"
+        * settings.one_core
     )
     yield comparison.machine
 
