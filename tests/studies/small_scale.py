@@ -23,12 +23,15 @@ RECURRENT = {name: word for name, word in WORDS.items() if name.startswith("trai
 RECURRENT |= {"model.n_layer": "1", "model.d_model": "16", "model.d_hidden": "16"}
 LSTM = Base(name="minimal", corpus="enwik8", preset="tiny-byte-lstm", words=RECURRENT)
 QRNN = Base(name="minimal", corpus="enwik8", preset="tiny-byte-qrnn", words=RECURRENT)
+READING = Base(name="minimal", corpus="enwik8", preset="bytes", words=WORDS)
 SENTENCES = Base(name="minimal", corpus="ptb", preset="tiny-byte", words=WORDS)
 MINIMAL = Scale(
     name="minimal",
     ablation=BYTES,
     standard=BYTES,
     sentences=SENTENCES,
+    reading=READING,
+    reading_words=BYTES,
     lstm=LSTM,
     qrnn=QRNN,
     seeds={"ablation-encoding": 2},

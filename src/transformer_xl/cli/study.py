@@ -7,7 +7,7 @@ paper's, a JSON file with all of them, and pictures. The same command again goes
     txl study recl --data data/enwik8                     (Table 8: relative effective context length)
     txl study speed                                       (Table 9: a window against memory)
     txl study generation --data data/enwik8               (Appendix E: text beside what really followed)
-    txl study adaptation --data data/enwik8               (beyond the paper: learning while reading, way by way)
+    txl study adaptation --data data/enwik8 --shift data/python    (beyond the paper: learning while reading, way by way)
 
 --scale tiny (default) takes two cores and minutes a model, small hours, paper the published configurations and GPUs (--device cuda)."""
 
@@ -24,6 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("name", metavar="NAME", help="which study, see above")
     add("--scale", metavar="tiny|small|paper", default="tiny", help="how large the models are (tiny)")
     add("--data", metavar="DIR", help="a store made by txl prepare")
+    add("--shift", metavar="DIR", help="adaptation: also read this store's text, of another kind than was trained on")
     add("--out", metavar="DIR", default="studies", help="where pages and runs land (studies)")
     add("--seeds", metavar="N", type=int, help="models that each row is the mean of")
     add("--device", default=AUTO, help=DEVICES_HELP)
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             data=arguments.data,
             out=Path(arguments.out),
             seeds=arguments.seeds,
+            shift=arguments.shift,
             device=str(choose_device(arguments.device)),
         )
     except StudyStopped as stopped:

@@ -27,12 +27,21 @@ STUDIES: dict[str, Callable[[Setting], Report]] = {
     "generation": run_generation,
     "adaptation": run_adaptation,
 }
+SHIFTED = "adaptation"
+"""The study that also reads a text of another kind."""
 ONE_SEED = ("speed", "generation")
 """Studies whose rows are no means over models."""
 
 
 def run_study(
-    name: str, *, scale: Scale, data: Path | str | None, out: Path, seeds: int | None = None, device: str = "cpu"
+    name: str,
+    *,
+    scale: Scale,
+    data: Path | str | None,
+    out: Path,
+    seeds: int | None = None,
+    device: str = "cpu",
+    shift: Path | str | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Trains what is missing, measures, and writes the page and the JSON: the page's place and the JSON's content."""
     if name not in STUDIES:
@@ -41,11 +50,16 @@ def run_study(
         raise InputError(f"`seeds=`: {seeds} is too few; take at least 1")
     if name in ONE_SEED and seeds not in (None, 1):
         raise InputError(f"`seeds=`: {seeds} for {name}, which is no mean over models; leave it out")
+    if shift is not None and name != SHIFTED:
+        raise InputError(f"`shift=` is for the study {SHIFTED}; leave it out")
     if not can_draw():
         say("matplotlib is not installed: everything is written but the pictures; pip install 'transformer-xl[viz]'")
     chosen = seeds or scale.seeds.get(name, 1)
-    setting = Setting(study=name, scale=scale, data=data, out=out, seeds=chosen, device=device)
-    if data is not None and not is_address(data) and not Path(data).is_dir():
-        raise InputError(f"`data=`: there is no folder {data}; make a store with: txl prepare NAME --out {data}")
+    setting = Setting(study=name, scale=scale, data=data, out=out, seeds=chosen, device=device, shift=shift)
+    for option, given in (("data", data), ("shift", shift)):
+        if given is not None and not is_address(given) and not Path(given).is_dir():
+            raise InputError(
+                f"`{option}=`: there is no folder {given}; make a store with: txl prepare NAME --out {given}"
+            )
     out.mkdir(parents=True, exist_ok=True)
     return write_report(STUDIES[name](setting), setting=setting)

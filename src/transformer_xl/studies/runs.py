@@ -42,10 +42,13 @@ class Setting:
     out: Path
     seeds: int
     device: str
+    shift: Path | str | None = None
+    """A store of another kind of text, for the study that reads one."""
 
     @property
     def command(self) -> str:
         data = [] if self.data is None else ["--data", str(self.data)]
+        data += [] if self.shift is None else ["--shift", str(self.shift)]
         start = ["txl", "study", self.study, "--scale", self.scale.name, *data]
         return shlex.join([*start, "--out", str(self.out), "--seeds", str(self.seeds), *on_device(self.device)])
 

@@ -16,6 +16,9 @@ class Scale:
     """Table 8 (first group) and Appendix E."""
     sentences: Base
     """Table 7: a corpus whose sentences have no order."""
+    reading: Base
+    """Learning while reading, of bytes or characters."""
+    reading_words: Base
     lstm: Base | None
     """Of about as many parameters as `standard`; None: Table 8 without its first group."""
     qrnn: Base | None
@@ -101,9 +104,11 @@ TINY = Scale(
         preset="tiny-word",
         words={**_SENTENCES, "training.steps": "1500", "training.validate_every": "0", "training.save_every": "500"},
     ),
+    reading=Base(name="tiny", corpus="enwik8", preset="bytes", words={"training.steps": "1500"}),
+    reading_words=Base(name="tiny", corpus="ptb", preset="words", words={"training.steps": "1000"}),
     lstm=_recurrent(_TINY, cell="lstm", d_hidden=332),
     qrnn=_recurrent(_TINY, cell="qrnn", d_hidden=376),
-    seeds={"ablation-encoding": 2},
+    seeds={"ablation-encoding": 2, "adaptation": 3},
     test_tokens=50_000,
     context_step=16,
     longest_context=256,
@@ -118,9 +123,11 @@ SMALL = Scale(
     ablation=_SMALL,
     standard=_SMALL,
     sentences=Base(name="small", corpus="ptb", preset="tiny-word", words=_SENTENCES),
+    reading=Base(name="small", corpus="enwik8", preset="bytes"),
+    reading_words=Base(name="small", corpus="ptb", preset="words"),
     lstm=_recurrent(_SMALL, cell="lstm", d_hidden=876),
     qrnn=_recurrent(_SMALL, cell="qrnn", d_hidden=976),
-    seeds={"ablation-encoding": 2},
+    seeds={"ablation-encoding": 2, "adaptation": 3},
     test_tokens=500_000,
     context_step=64,
     longest_context=1_024,
@@ -134,6 +141,8 @@ PAPER = Scale(
     ablation=Base(name="paper-ablation", corpus="wikitext-103", preset="wikitext-103-ablation"),
     standard=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-standard"),
     sentences=Base(name="paper-ablation", corpus="lm1b", preset="lm1b-ablation"),
+    reading=Base(name="paper", corpus="enwik8", preset="enwik8-12l"),
+    reading_words=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-standard"),
     lstm=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-lstm"),
     qrnn=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-qrnn"),
     context_step=100,
