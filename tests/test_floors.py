@@ -163,7 +163,7 @@ COMMAND = re.compile(r"\b(txl|torchrun|start it with|start the server with) [^,;
 """Whole commands, where the command line is the only way out; a server is started by nothing else."""
 WITH_FLAGS = {
     "analysis/attention_page.py": "properties of CSS",
-    "studies/ablation.py": "ends of commands that made a table",
+    "studies/ablation_report.py": "ends of commands that made a table",
 }
 
 

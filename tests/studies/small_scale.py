@@ -36,6 +36,7 @@ MINIMAL = Scale(
     qrnn=QRNN,
     seeds={"ablation-encoding": 2},
     test_tokens=150,
+    window_tokens=40,
     context_step=4,
     longest_context=16,
     context_tokens=40,

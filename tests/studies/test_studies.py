@@ -5,9 +5,12 @@ import shlex
 import signal
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from small_scale import BYTES, MINIMAL
 
+from transformer_xl.checkpoint import load_checkpoint
 from transformer_xl.cli import main
 from transformer_xl.config.sources import resolve
 from transformer_xl.data.corpora.recipes import RECIPES
@@ -15,9 +18,9 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.model import parameter_count
 from transformer_xl.presets import find_preset
 from transformer_xl.studies import ablation, generation, runs, scales, speed
-from transformer_xl.studies.ablation import ENCODING
 from transformer_xl.studies.catalogue import run_study
 from transformer_xl.studies.scales import find_scale
+from transformer_xl.studies.tables import ENCODING
 from transformer_xl.training import loop
 
 
@@ -47,28 +50,75 @@ def test_the_page_shows_what_the_figures_say(finished):
     page = (finished / "ablation-encoding-minimal.md").read_text()
     value = json.loads((finished / "ablation-encoding-minimal.json").read_text())
     shown = table_of(page)
-    assert len(shown) == len(value["rows"]) == 9
-    for cells, row, defined in zip(shown, value["rows"], ENCODING.rows, strict=True):
-        best = [seed["best"]["value"] for seed in row["seeds"]]
-        init = [seed["init"]["value"] for seed in row["seeds"]]
-        for name, values in (("best", best), ("as trained", init)):
-            mean, spread = cells[f"bits per byte, {name}"].split(" ± ")
+    *rows, standard = value["rows"]
+    assert len(rows) == 12
+    assert len(shown) == 15
+    for cells, row, defined in zip(shown, rows, ENCODING.rows, strict=False):
+        for column, figures in (
+            ("valid bits per byte, as trained", [seed["init"] for seed in row["seeds"]]),
+            ("valid, best", [seed["best"] for seed in row["seeds"]]),
+            ("test bits per byte, as trained", [seed["test"]["init"] for seed in row["seeds"]]),
+            ("test, at that length", [seed["test"]["best"] for seed in row["seeds"]]),
+        ):
+            values = [figure["value"] for figure in figures]
+            mean, spread = cells[column].split(" ± ")
             assert float(mean) == pytest.approx(sum(values) / 2, abs=5.1e-4)
             assert float(spread) == pytest.approx(abs(values[0] - values[1]) / 2, abs=5.1e-4)
-        assert float(cells["paper: best"]) == defined.paper_best == row["paper"]["best"]
+        assert cells["paper: best"] == ("" if defined.paper_best is None else f"{defined.paper_best:.2f}")
         assert cells["recurrence"] == ("yes" if row["recurrence"] else "no")
-        for seed in row["seeds"]:
-            lowest = min(point["value"] for point in (seed["init"], *seed["sweep"]))
-            assert seed["best"]["value"] < lowest + 0.001
+        assert bool(cells["a window for each token (as trained)"]) == (not row["recurrence"])
+    for cells, (share, (paper, length)) in zip(
+        shown[12:], sorted(ENCODING.lengthened.paper.items())[::-1], strict=True
+    ):
+        figures = [seed["test"][f"at {share:.4g}"]["value"] for seed in standard["seeds"]]
+        assert float(cells["test, at that length"].split(" ± ")[0]) == pytest.approx(sum(figures) / 2, abs=5.1e-4)
+        assert (float(cells["paper: best"]), int(cells["paper: attention length"])) == (paper, length)
     for claim in value["claims"]:
-        assert f"| {claim['claim']} | {claim['here']} |" in page
+        assert claim["here"] == "cannot tell"  # of two seeds
+        assert f"| {claim['claim']} | {claim['effect']['value']:.3f} [" in page
     assert MINIMAL.caveat in page
     assert (finished / "ablation-encoding-minimal.png").stat().st_size > 1000
 
 
+def test_lengths_are_chosen_on_valid_and_test_is_read_at_those_alone(finished):
+    value = json.loads((finished / "ablation-encoding-minimal.json").read_text())
+    for row in value["rows"][:-1]:
+        for seed in row["seeds"]:
+            points = [seed["init"], *seed["sweep"]]
+            lowest = min(point["value"] for point in points)
+            assert seed["best"] in points
+            assert seed["best"]["value"] < lowest + 0.001
+            chosen, test = seed["best"], seed["test"]
+            assert (test["best"]["attention"], test["best"]["clamp"]) == (chosen["attention"], chosen["clamp"])
+            assert {point["tokens"] for point in test.values()} == {149}
+            trained = test["level"]["attention"]
+            clamped = [point["attention"] for point in seed["sweep"] if point["clamp"]]
+            longer = [point["attention"] for point in seed["sweep"] if point["attention"] > trained]
+            assert clamped == (sorted(set(longer)) if row["encoding"] == "relative" else [])
+            if longer:
+                assert test["longer"]["attention"] in longer
+            for point in (*points, *test.values(), *seed["windows"].values()):
+                assert point["loss_nats"] == pytest.approx(sum(point["blocks"]) / len(point["blocks"]), rel=0.05)
+
+
+def test_a_window_for_each_token_is_read_beside(finished, byte_store):
+    """Of a model without memory: by hand, each token at the end of its own window."""
+    value = json.loads((finished / "ablation-encoding-minimal.json").read_text())
+    (row,) = [row for row in value["rows"] if row["model"] == "absolute-half"]
+    seed = row["seeds"][0]
+    model = load_checkpoint(finished / "runs" / seed["run"].split("/")[-1]).model.eval()
+    tokens = torch.from_numpy(np.asarray(byte_store.split("test").tokens[:40], dtype=np.int64))
+    with torch.inference_mode():
+        losses = model(tokens[None, :8], targets_BT=tokens[None, 1:9]).loss_BT[0].tolist()  # of the first window all
+        for end in range(9, 40):
+            losses.append(float(model(tokens[None, end - 8 : end], targets_BT=tokens[None, end : end + 1]).loss_BT))
+    assert seed["windows"]["sliding"]["loss_nats"] == pytest.approx(sum(losses) / 39, rel=1e-5)
+    assert seed["windows"]["level"]["tokens"] == 39
+
+
 def test_the_rows_are_the_papers(finished):
     value = json.loads((finished / "ablation-encoding-minimal.json").read_text())
-    found = [(row["recurrence"], row["encoding"], row["loss"], row["fed_at_once"]) for row in value["rows"]]
+    found = [(row["recurrence"], row["encoding"], row["loss"], row["fed_at_once"]) for row in value["rows"][:-1]]
     assert found == [
         (True, "relative", "full", 8),
         (True, "shaw", "full", 8),
@@ -79,7 +129,12 @@ def test_the_rows_are_the_papers(finished):
         (False, "shaw", "half", 8),
         (False, "absolute", "half", 8),
         (False, "per_layer", "half", 8),
+        (True, "relative", "half", 8),
+        (False, "relative", "half", 8),
+        (False, "shaw", "half", 8),
     ]
+    steps = {row["model"]: row["seeds"][0]["tokens_scored"] for row in value["rows"]}
+    assert steps["transformer-xl-half-twice"] == steps["transformer-xl"] == 2 * steps["transformer-xl-half"]
 
 
 def test_a_rows_commands_make_its_figure(finished, capsys):
@@ -172,7 +227,7 @@ def test_fragmentation_shuffles_lines_once(word_store, tmp_path):
     assert [row["paper"]["best"] for row in value["rows"]] == [25.2, 25.7, 27.1]
     assert "lines shuffled" in value["corpus"]
     assert value["unit"] == "perplexity_per_word"
-    assert {claim["here"] for claim in value["claims"]} <= {"appears", "does not appear", "within the spread of seeds"}
+    assert {claim["here"] for claim in value["claims"]} == {"cannot tell"}  # of one seed
     assert page.read_text().count("One Billion Word") >= 1
 
 
@@ -197,7 +252,10 @@ def test_recl_measures_both_groups_and_trains_only_the_recurrent_ones(finished, 
     for cells, row in zip(shown, rows, strict=True):
         for ratio in ("0.1", "0.5", "1.0"):
             found = row["recl"][ratio][0]
-            assert cells[f"r = {ratio}"] == f"{'>=' if found['at_least'] else ''}{found['length']}"
+            length, interval = cells[f"r = {ratio}"].split(" [")
+            assert length == f"{'>=' if found['at_least'] else ''}{found['length']}"
+            low, high = map(int, interval.rstrip("]").split(", "))
+            assert 4 <= low <= high <= 16
             assert found["length"] in (4, 8, 12, 16)
         assert list(row["perplexity_by_context"][0]) == ["4", "8", "12", "16"]
     # Its windows end at the 8 tokens that it was trained on: more context is the same context.
@@ -206,6 +264,7 @@ def test_recl_measures_both_groups_and_trains_only_the_recurrent_ones(finished, 
     assert len(value["claims"]) == 15
     for group in ("recurrent", "ablation"):
         assert (finished / f"recl-minimal-{group}.png").stat().st_size > 1000
+        assert (finished / f"recl-minimal-{group}-gain.png").stat().st_size > 1000
     # A member of both groups has the same losses in both, and may have another length: its baseline is another.
     assert rows[0]["perplexity_by_context"] == rows[3]["perplexity_by_context"]
 

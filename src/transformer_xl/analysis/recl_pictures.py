@@ -19,16 +19,22 @@ def draw_recl(group: Group, folder: Path, *, ratio: str) -> list[Path]:
         return []
     gain_ICC = perplexity_gains(group, ratio=float(ratio))
     paths = [folder / "gain.png", folder / "perplexity.png"]
-    places, gained = np.arange(len(group.lengths) - 1), f"exp f(c, c) - exp f(c, c+{group.step})"
-    gains = _lines(group, gain_ICC[:, places, places + 1], group.lengths[:-1])
-    title = f"What {group.step} more tokens of context gain (r = {ratio})"
-    draw_lines(paths[0], gains, title=title, x="context length c", y=gained, zero=True)
+    draw_gain(group, paths[0], ratio=ratio)
     lines = _lines(group, group.perplexities(), group.lengths)
     draw_lines(paths[1], lines, title="Perplexity against context length", x="context length", y="perplexity")
     if len(group.names) <= MOST_MAPS and len(group.lengths) <= MOST_CELLS:
         paths.append(folder / "gain-pairs.png")
         _draw_pairs(group, gain_ICC, paths[-1], title=f"Perplexity gained by a longer context (r = {ratio})")
     return paths
+
+
+def draw_gain(group: Group, path: Path, *, ratio: str) -> list[Path]:
+    """What one step more of context gains: the paper's figure."""
+    gain_ICC = perplexity_gains(group, ratio=float(ratio))
+    places, gained = np.arange(len(group.lengths) - 1), f"exp f(c, c) - exp f(c, c+{group.step})"
+    gains = _lines(group, gain_ICC[:, places, places + 1], group.lengths[:-1])
+    title = f"What {group.step} more tokens of context gain (r = {ratio})"
+    return draw_lines(path, gains, title=title, x="context length c", y=gained, zero=True)
 
 
 def _lines(group: Group, value_IC: Array, lengths: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], Array, str]]:

@@ -25,10 +25,10 @@ from transformer_xl.evaluation.references import text_of
 from transformer_xl.evaluation.scoring import Rule
 from transformer_xl.model import AnyModel
 from transformer_xl.pictures import draw_lines
-from transformer_xl.studies.ablation import XL
 from transformer_xl.studies.intervals import Effect, Means, block_means, effect_of
 from transformer_xl.studies.report import Report
 from transformer_xl.studies.runs import Setting, Trained, remembered, trained, variant_model
+from transformer_xl.studies.tables import XL
 
 RULES: dict[str, AdaptationConfig] = {
     "sgd": AdaptationConfig(rule="sgd"),

@@ -9,7 +9,7 @@ from transformer_xl.console import say
 from transformer_xl.data.remote import is_address
 from transformer_xl.errors import ConfigError, InputError, suggest
 from transformer_xl.pictures import can_draw
-from transformer_xl.studies.ablation import ENCODING, FRAGMENTATION, MEMORY_MATCHED, run_ablation
+from transformer_xl.studies.ablation import run_ablation
 from transformer_xl.studies.adaptation import run_adaptation
 from transformer_xl.studies.generation import run_generation
 from transformer_xl.studies.recl import run_recl
@@ -17,6 +17,7 @@ from transformer_xl.studies.report import Report, write_report
 from transformer_xl.studies.runs import Setting
 from transformer_xl.studies.scales import Scale
 from transformer_xl.studies.speed import run_speed
+from transformer_xl.studies.tables import ENCODING, FRAGMENTATION, MEMORY_MATCHED
 
 STUDIES: dict[str, Callable[[Setting], Report]] = {
     "ablation-encoding": partial(run_ablation, ENCODING),

@@ -13,9 +13,9 @@ from transformer_xl.data.text.tokenizers import WordTokenizer
 from transformer_xl.decoding import Sampling, generate
 from transformer_xl.errors import DataError
 from transformer_xl.presets import find_preset
-from transformer_xl.studies.ablation import XL
 from transformer_xl.studies.report import Report
 from transformer_xl.studies.runs import Setting, trained, variant_model
+from transformer_xl.studies.tables import XL
 
 CONTEXT = 512
 EXAMPLES = 3

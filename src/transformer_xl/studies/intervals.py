@@ -52,9 +52,13 @@ def effect_of(
     seeds_NS = random.integers(0, len(one_SK), size=(DRAWS, len(one_SK)))
     others_NS = seeds_NS if paired else random.integers(0, len(two_SK), size=(DRAWS, len(two_SK)))
     drawn_N = effect(_drawn(one_SK, seeds_NS, blocks_NK), _drawn(two_SK, others_NS, blocks_NK))
-    low, high = np.quantile(drawn_N, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     value = effect(one_SK.mean(keepdims=True)[0], two_SK.mean(keepdims=True)[0])
-    return Effect(value=float(value[0]), low=float(low), high=float(high))
+    return interval_of(drawn_N, value=float(value[0]))
+
+
+def interval_of(drawn_N: Means, *, value: float) -> Effect:
+    low, high = np.quantile(drawn_N, [(1 - SHARE) / 2, (1 + SHARE) / 2])
+    return Effect(value=value, low=float(low), high=float(high))
 
 
 def _drawn(mean_SK: Means, seeds_NS: NDArray[np.int64], blocks_NK: NDArray[np.int64]) -> Means:

@@ -2,6 +2,7 @@
 
 relative, shaw       memory of that length, every token seeing as many (also where the model was trained without: the weights allow it)
 absolute, per_layer  windows of that length, the last half scored, as half loss trains them
+both, beside it      a window for each token, as Section 3.1 has it, for those that were trained without memory
 
     window 0   s s s s            s scored, w fed again; the first window has nothing before it and is scored whole
     window 1       w w s s
@@ -21,9 +22,10 @@ from transformer_xl.config.model import ENCODINGS_WITHOUT_MEMORY
 from transformer_xl.console import Advance
 from transformer_xl.data.store import Split
 from transformer_xl.errors import DataError
-from transformer_xl.evaluation import Figures, Rule, evaluate, figures, make_rule
-from transformer_xl.evaluation.scoring import Losses
+from transformer_xl.evaluation import Rule, figures, make_rule
+from transformer_xl.evaluation.scoring import Losses, score_split
 from transformer_xl.model import TransformerXL
+from transformer_xl.studies.intervals import block_means
 from transformer_xl.studies.models import transformer
 
 SWEEP = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
@@ -38,12 +40,20 @@ class Point:
     """One figure: at which attention length, and by which rule."""
 
     attention: int
+    clamp: int = 0
+    """Distances beyond this one look like it; 0: none do."""
     value: float
     """In the corpus's own unit."""
     loss_nats: float
+    blocks: Sequence[float]
+    """Mean nats of each block of the text."""
     tokens: int
     seconds: float
     rule: str
+
+    @property
+    def length(self) -> str:
+        return f"{self.attention:,}" + f" clamped at {self.clamp:,}" * bool(self.clamp)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,7 +74,7 @@ def trained_attention(config: RunConfig) -> int:
 
 def sweep_lengths(config: RunConfig, *, segment: int) -> list[int]:
     """Multiples of the base's segment, and the model's own; a table of learned positions has no more than its rows."""
-    lengths = {max(2, round(segment * share)) for share in SWEEP} | {fed_at_once(config)}
+    lengths = {max(2, round(segment * share)) for share in SWEEP} | {fed_at_once(config), trained_attention(config)}
     model = transformer(config)
     limit = model.learned_positions if model.encoding == "per_layer" else max(lengths)
     return sorted(length for length in lengths if length <= limit)
@@ -74,33 +84,62 @@ def as_trained(model: TransformerXL, split: Split, *, config: RunConfig, unit: s
     """With the attention of training: segments and memory of training, or where it had no memory the length of a segment."""
     if not config.model.memory:
         return at_attention(model, split, attention=fed_at_once(config), unit=unit, advance=advance)
-    found = evaluate(model, split, rule=make_rule(model, config.evaluation, tokens=len(split)), advance=advance)
-    return _point(found, attention=trained_attention(config), unit=unit, rule=found.rule.sentence())
+    rule = make_rule(model, config.evaluation, tokens=len(split))
+    told = _Told(split, unit, attention=trained_attention(config), rule=rule)
+    return told.point(score_split(model, split, rule=rule, advance=advance), rule.sentence())
 
 
-def at_attention(model: TransformerXL, split: Split, *, attention: int, unit: str, advance: Advance) -> Point:
+def at_attention(
+    model: TransformerXL, split: Split, *, attention: int, clamp: int = 0, unit: str, advance: Advance
+) -> Point:
     if model.config.encoding in ENCODINGS_WITHOUT_MEMORY:
-        started_at = time.perf_counter()
+        told = _Told(split, unit, attention=attention, rule=_windows_of(attention))
         losses = window_losses(model, split, window=attention, advance=advance)
-        sliding = Rule(name="sliding", segment=attention, memory=0, clamp_len=0, same_length=False, lanes=1)
-        found = figures(losses, split=split, rule=sliding, seconds=time.perf_counter() - started_at)
-        rule = f"windows: every token after the first scored once, in the last half of a window of {attention} tokens; no memory"
-        return _point(found, attention=attention, unit=unit, rule=rule)
-    lengths = EvaluationConfig(segment=attention, memory=attention, same_length=True)
-    found = evaluate(model, split, rule=make_rule(model, lengths, tokens=len(split)), advance=advance)
-    rule = f"exact: every token after the first scored once in full context; memory {attention}, every token seeing as many"
-    return _point(found, attention=attention, unit=unit, rule=rule)
+        words = f"windows: every token after the first scored once, in the last half of a window of {attention} tokens; no memory"
+        return told.point(losses, words)
+    lengths = EvaluationConfig(segment=attention, memory=attention, clamp_len=clamp, same_length=True)
+    rule = make_rule(model, lengths, tokens=len(split))
+    told = _Told(split, unit, attention=attention, clamp=clamp, rule=rule)
+    words = f"exact: every token after the first scored once in full context; memory {attention}, every token seeing as many"
+    words += f", distances clamped at {clamp}" * bool(clamp)
+    return told.point(score_split(model, split, rule=rule, advance=advance), words)
+
+
+def in_windows(model: TransformerXL, split: Split, *, attention: int, unit: str, advance: Advance) -> Point:
+    """A window for each token, which is its last: the same keys for every token, and as many times the work as a window has tokens."""
+    told = _Told(split, unit, attention=attention, rule=_windows_of(attention))
+    words = f"sliding: every token after the first scored once, at the end of a window of {attention} tokens of its own; no memory"
+    return told.point(score_split(model, split, rule=told.rule, advance=advance), words)
+
+
+def _windows_of(attention: int) -> Rule:
+    return Rule(name="sliding", segment=attention, memory=0, clamp_len=0, same_length=False, lanes=1)
+
+
+class _Told:
+    """A figure under way: begins with the clock."""
+
+    def __init__(self, split: Split, unit: str, *, attention: int, rule: Rule, clamp: int = 0) -> None:
+        self.split, self.unit, self.attention, self.rule, self.clamp = split, unit, attention, rule, clamp
+        self.started_at = time.perf_counter()
+
+    def point(self, losses: Losses, words: str) -> Point:
+        found = figures(losses, split=self.split, rule=self.rule, seconds=time.perf_counter() - self.started_at)
+        return Point(
+            attention=self.attention,
+            clamp=self.clamp,
+            value=found.value(self.unit),
+            blocks=block_means(losses),
+            rule=words,
+            **{name: getattr(found, name) for name in ("loss_nats", "tokens", "seconds")},
+        )
 
 
 def best_point(points: Sequence[Point], *, unit: str) -> Point:
     """The shortest attention length that attains the best figure, as far as it is printed."""
     best = min(point.value for point in points)
-    return min((point for point in points if point.value < best + SAME[unit]), key=lambda point: point.attention)
-
-
-def _point(found: Figures, *, attention: int, unit: str, rule: str) -> Point:
-    figures = {name: getattr(found, name) for name in ("loss_nats", "tokens", "seconds")}
-    return Point(attention=attention, value=found.value(unit), rule=rule, **figures)
+    same = (point for point in points if point.value < best + SAME[unit])
+    return min(same, key=lambda point: (point.attention, point.clamp))
 
 
 @torch.inference_mode()

@@ -38,6 +38,8 @@ class Variant:
     """Scored on the recent half of what is fed: as many tokens are fed."""
     length: float = 1.0
     """Tokens fed at once, over those of the base."""
+    steps: int = 1
+    """Of training, over those of the base."""
 
     @property
     def loss(self) -> str:
@@ -97,7 +99,7 @@ def variant_words(variant: Variant, base: RunConfig) -> dict[str, str]:
     learned = {"shaw": memory + fed, "per_layer": fed}.get(variant.encoding, 0)
     model = {"memory": memory, "encoding": variant.encoding, "learned_positions": learned}
     context = fed // 2 if variant.half_loss else 0
-    training = {"segment": fed - context, "context": context}
+    training = {"segment": fed - context, "context": context, "steps": variant.steps * base.training.steps}
     # What `txl evaluate` then does is the figure "as in training": a model trained without memory is given one as long as its segment.
     remembers = variant.encoding not in ENCODINGS_WITHOUT_MEMORY
     evaluation = {

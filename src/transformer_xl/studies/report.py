@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer_xl.files import write_json, write_text
 from transformer_xl.studies.runs import Setting
-from transformer_xl.studies.verdicts import Verdict
+from transformer_xl.studies.verdicts import Told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,9 @@ class Report:
     """Where it is not the scale's own."""
     rows: Sequence[Mapping[str, str]] = ()
     """By column."""
-    claims: Sequence[tuple[str, Verdict]] = ()
+    claims: Sequence[Told] = ()
+    digits: int = 3
+    """Of the effects."""
     notes: Sequence[str]
     """How the figures were made."""
     commands: Sequence[tuple[str, Sequence[str]]]
@@ -44,7 +46,7 @@ def write_report(report: Report, *, setting: Setting) -> tuple[Path, dict[str, A
         "seeds": setting.seeds,
         "command": setting.command,
         **report.values,
-        "claims": [{"claim": text, "here": verdict} for text, verdict in report.claims],
+        "claims": [told.as_json() for told in report.claims],
         "notes": list(report.notes),
         "pictures": [picture.name for picture in report.pictures],
         "seconds": report.seconds,
@@ -64,7 +66,11 @@ def page(report: Report, *, setting: Setting) -> str:
         parts.append(markdown_table(list(report.rows[0]), [list(row.values()) for row in report.rows]))
     parts += [f"![{picture.stem}]({picture.name})" for picture in report.pictures]
     if report.claims:
-        parts += ["## What the paper claims", markdown_table(("claim", "here"), report.claims)]
+        claims = [
+            (told.claim, "" if told.effect is None else told.effect.shown(report.digits), told.verdict)
+            for told in report.claims
+        ]
+        parts += ["## What the paper claims", markdown_table(("claim", "effect", "here"), claims)]
     if report.text:
         parts.append(report.text)
     parts += ["## How the figures were made", "\n".join(f"- {note}" for note in report.notes)]

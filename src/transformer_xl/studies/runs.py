@@ -62,15 +62,22 @@ class Setting:
                 f" then give `data=data/{base.corpus}`"
             )
         store = open_store(self.data)
-        for split in ("train", "test"):
+        for split in ("train", "valid", "test"):
             if split not in store.splits:
                 raise DataError(
                     f"{store.folder} has no {split} split, which {self.study} needs; prepare one, such as {base.corpus}"
                 )
         return store
 
+    def valid(self, store: Store) -> Split:
+        """What is chosen on."""
+        return self._beginning(store.split("valid"))
+
     def test(self, store: Store) -> Split:
-        split = store.split("test")
+        """What is told on."""
+        return self._beginning(store.split("test"))
+
+    def _beginning(self, split: Split) -> Split:
         return split if self.scale.test_tokens is None else split.first(self.scale.test_tokens)
 
 

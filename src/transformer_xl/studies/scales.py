@@ -25,7 +25,9 @@ class Scale:
     seeds: dict[str, int] = field(default_factory=dict)
     """How many models each row is the mean of, by study; 1 where it is not named."""
     test_tokens: int | None = None
-    """How many tokens of the test split are read; None: all."""
+    """How many tokens of the valid and of the test split are read; None: all."""
+    window_tokens: int | None = None
+    """How many tokens of the test split are read in a window each, which costs as many times more as a window has tokens; None: all."""
     context_step: int
     """Of RECL: how much longer each context is than the one before."""
     longest_context: int
@@ -108,11 +110,12 @@ TINY = Scale(
     reading_words=Base(name="tiny", corpus="ptb", preset="words", words={"training.steps": "1000"}),
     lstm=_recurrent(_TINY, cell="lstm", d_hidden=332),
     qrnn=_recurrent(_TINY, cell="qrnn", d_hidden=376),
-    seeds={"ablation-encoding": 2, "adaptation": 3},
+    seeds={"ablation-encoding": 5, "ablation-fragmentation": 5, "memory-matched": 5, "recl": 3, "adaptation": 3},
     test_tokens=50_000,
+    window_tokens=10_000,
     context_step=16,
     longest_context=256,
-    context_tokens=5_000,
+    context_tokens=50_000,
     bench="tiny",
     caveat="Models of under a million parameters that read about 1.2 million symbols each, where the paper's have 128 million and read a hundred"
     " million words many times over: an ordering that appears here is a sign that the code does what the paper describes, one that does not"
@@ -127,8 +130,9 @@ SMALL = Scale(
     reading_words=Base(name="small", corpus="ptb", preset="words"),
     lstm=_recurrent(_SMALL, cell="lstm", d_hidden=876),
     qrnn=_recurrent(_SMALL, cell="qrnn", d_hidden=976),
-    seeds={"ablation-encoding": 2, "adaptation": 3},
+    seeds={"ablation-encoding": 3, "ablation-fragmentation": 3, "memory-matched": 3, "recl": 3, "adaptation": 3},
     test_tokens=500_000,
+    window_tokens=20_000,
     context_step=64,
     longest_context=1_024,
     context_tokens=50_000,
