@@ -3,8 +3,8 @@
     txl presets --memory                                  (what a training step takes, estimated)
     txl presets --memory --device cuda --devices 8        (with the lanes dealt to eight devices)
 
-provenance: script (the authors' released script), author (told by an author), derived (fitted to the paper's count),
-own (not in the paper: small models for two CPU cores)."""
+provenance of the sizes: script (released with the paper), author (told by an author), cited (of a paper that the paper cites), fitted (chosen here so that
+the count is the paper's; never published), own (not in the paper: small models for two CPU cores)."""
 
 import argparse
 import json
@@ -107,6 +107,7 @@ def print_table(counts: dict[str, int]) -> None:
         rows.append(cells)
     sizes = ("preset", "layers", "d_model", "heads", "d_inner", "parameters", "train T/M", "evaluate T/M/clamp")
     print(f"{table((*sizes, 'paper', 'provenance'), rows, left=('preset', 'paper', 'provenance'))}\n")
+    print("provenance: fitted sizes were chosen here so that the count is the paper's; they were never published.")
     for preset in PRESETS:
         if preset.note:
             print(f"{preset.name}: {preset.note}.")

@@ -18,8 +18,9 @@ class Preset:
     """Where the paper reports it."""
     paper_parameters: str = ""
     paper_result: str = ""
-    """With its unit; test set."""
-    provenance: Literal["script", "author", "derived", "own"]
+    """With its unit; of the test set, in Tables 6 and 7 of the valid set."""
+    provenance: Literal["script", "author", "cited", "fitted", "own"]
+    """Where its sizes come from: a script released with the paper, an author, a paper that it cites, fitted here to the paper's count, or made here."""
     note: str = ""
     run: RunConfig
 
