@@ -121,3 +121,7 @@ def test_a_run_says_what_it_is_and_that_is_no_option():
     names = [name for name, _, _ in options()]
     assert "model_type" not in names
     assert "model.encoding" in names
+
+
+def test_every_option_is_explained():
+    assert [name for name, _, explanation in options() if not explanation.strip()] == []

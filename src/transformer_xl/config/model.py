@@ -71,17 +71,24 @@ class ModelConfig(VocabularyConfig):
     final_norm: bool = False
     """One more LayerNorm after the last layer; the published pre-norm has none."""
     norm_eps: float = 1e-5
+    """Added to the variance in every layer norm, so that nothing is divided by zero."""
 
     dropout: float = 0.0
     """Rate of every dropout below that is not set apart."""
     attention_dropout: float = 0.0
     """On attention probabilities."""
     embedding_dropout: float | None = None
+    """On what goes into the first layer."""
     position_dropout: float | None = None
+    """On the encodings of distances."""
     attention_output_dropout: float | None = None
+    """On what attention adds to a layer's input."""
     inner_dropout: float | None = None
+    """On the inner layer of the feed-forward part."""
     feed_forward_dropout: float | None = None
+    """On what the feed-forward part adds."""
     output_dropout: float | None = None
+    """On what comes out of the last layer."""
     locked_dropout: tuple[str, ...] = ()
     """Sites whose dropout mask is drawn once per segment and held over time (variational dropout)."""
 

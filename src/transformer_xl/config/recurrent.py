@@ -33,9 +33,11 @@ class RecurrentConfig(VocabularyConfig):
     dropout: float = 0.0
     """Rate of every dropout below that is not set apart. All masks are held over time (variational)."""
     embedding_dropout: float | None = None
+    """On what goes into the first layer."""
     hidden_dropout: float | None = None
     """Between layers."""
     output_dropout: float | None = None
+    """On what comes out of the last layer."""
     weight_dropout: float = 0.0
     """On the weights themselves, drawn once per segment: lstm from hidden to hidden, qrnn from input to gates."""
 

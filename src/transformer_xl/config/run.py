@@ -36,14 +36,17 @@ class TrainingConfig:
     minutes: float = 0.0
     """How long training takes by the clock, validating and saving included: it decides when to end, and `steps` does not. 0: `steps` decides."""
     optimiser: Literal["adam", "adamw", "sgd", "muon"] = "adam"
+    """adam: the paper's. muon: matrices of the layers move by their gradient's directions alone, everything else by adamw."""
     learning_rate: float = 2.5e-4
     """The highest rate, after warm-up."""
     embedding_rate_factor: float = 1.0
     """The embeddings' rate over everybody else's."""
     weight_decay: float = 0.0
+    """adam and sgd add so much of a weight to its gradient; adamw and muon shrink weights by so much of the rate."""
     momentum: float = 0.0
     """For sgd."""
     schedule: Literal["cosine", "inverse_square_root", "constant", "plateau"] = "cosine"
+    """How the rate falls after warm-up. plateau: whenever validation gets no better."""
     warm_up: int = 0
     """Steps in which the rate rises to its highest; with `minutes`, at most a fifth of all."""
     warm_up_share: float = 0.0
@@ -77,6 +80,7 @@ class TrainingConfig:
     non_finite: Literal["stop", "skip"] = "stop"
     """On a loss or gradient that is not finite: stop, or skip the update and count it. Never update."""
     seed: int = 1111
+    """Of the first weights, of dropout, and of the places that are read where not straight on."""
 
     validate_every: int = 1000
     """Steps between validations, with a text sample each. 0: only at the end."""
@@ -145,9 +149,13 @@ class TrainingConfig:
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     segment: int = 128
+    """Tokens that are read at a time."""
     memory: int = 0
+    """Tokens before those that are remembered; longer than trained with is allowed."""
     clamp_len: int = 0
+    """Distances beyond this one all look the same. 0: never."""
     same_length: bool = False
+    """Every token sees the same number of keys, instead of more the later it stands in its segment."""
 
     def __post_init__(self) -> None:
         no_giant(self, "evaluation")
