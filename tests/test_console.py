@@ -10,13 +10,14 @@ from transformer_xl import console
 from transformer_xl.console import progress, say
 
 
-@pytest.fixture
-def terminal(monkeypatch):
+def play_a_terminal(monkeypatch):
+    """Called by the test itself: pytest puts another stderr in place after its fixtures."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
 
 
-def test_threads_share_a_terminal(terminal, capsys):
+def test_threads_share_a_terminal(monkeypatch, capsys):
     """Whoever ends first leaves the display to the others; the last one takes it down."""
+    play_a_terminal(monkeypatch)
     both, first_is_done = threading.Barrier(2), threading.Event()
 
     def work(number):
@@ -35,12 +36,26 @@ def test_threads_share_a_terminal(terminal, capsys):
         list(pool.map(work, range(2)))
     assert console._bars == []
     shown = capsys.readouterr().err
+    assert "work 1" in shown
+    assert "within" in shown
     assert shown.count("said by 0") == shown.count("said by 1") == 3
     say("afterwards")
     assert capsys.readouterr().err == "afterwards\n"
 
 
-def test_an_error_takes_the_bar_down(terminal):
+def test_a_bar_says_how_far_and_how_long(monkeypatch, capsys):
+    play_a_terminal(monkeypatch)
+    with progress("reading", total=2e6, unit="bytes") as advance:
+        advance(2e6, note="all of it")
+    *_, last = capsys.readouterr().err.split("\r")
+    assert last == f"reading {'█' * console.CELLS} 2.0 MB (100%)  00:00, 00:00 left  all of it\n"
+    with progress("who knows", total=None) as advance:
+        advance(3)
+    assert "who knows" in capsys.readouterr().err
+
+
+def test_an_error_takes_the_bar_down(monkeypatch):
+    play_a_terminal(monkeypatch)
     with pytest.raises(ZeroDivisionError), progress("work", total=1), progress("within", total=None):
         raise ZeroDivisionError
     assert console._bars == []

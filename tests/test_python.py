@@ -328,7 +328,7 @@ def test_the_main_names_are_shown(capsys):
 def test_importing_does_nothing():
     code = (
         "import sys, threading, transformer_xl as txl; dir(txl); txl.__doc__\n"
-        "loaded = {name.split('.')[0] for name in sys.modules} & {'torch', 'numpy', 'matplotlib', 'rich', 'IPython', 'pandas'}\n"
+        "loaded = {name.split('.')[0] for name in sys.modules} & {'torch', 'numpy', 'matplotlib', 'tqdm', 'IPython', 'pandas'}\n"
         "assert not loaded and threading.active_count() == 1, loaded\n"
         "txl.find_preset; assert 'torch' not in sys.modules"
     )

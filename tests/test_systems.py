@@ -21,7 +21,7 @@ EXTRAS = ("transformer_xl.huggingface", "transformer_xl.lm_eval", "transformer_x
 BEFORE = """
 import asyncio, errno, importlib, json, multiprocessing.spawn, os, pkgutil, shutil, sys, tempfile, zipfile, tarfile
 sys.path[:0] = sys.argv[2:]
-import platform, sysconfig, torch, numpy, safetensors.torch, fastapi, uvicorn, matplotlib.pyplot, rich.progress
+import platform, sysconfig, torch, numpy, safetensors.torch, fastapi, uvicorn, matplotlib.pyplot, tqdm
 sysconfig.get_config_vars(), platform.uname()  # of this system, whatever is played
 from torch.utils.tensorboard.writer import SummaryWriter
 import tokenizers, huggingface_hub.hf_api

@@ -1,21 +1,25 @@
 """How long something takes, shown as it goes: a live bar on a terminal, a line that redraws in a notebook, a plain line now and then elsewhere. Never on
 a command's stdout, so that what it prints stays clean for programs. Threads may show theirs side by side."""
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Protocol
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BEFORE_THE_FIRST_LINE = 2.0
 SECONDS_BETWEEN_DRAWINGS = 0.2
 CELLS = 24
-"""Of a bar in a notebook."""
+"""Of a bar."""
+COLUMNS, ROWS = 80, 24
+"""Of a terminal that does not say how large it is."""
 
 _bars: list[Any] = []
-"""The live display, once for each bar on it: all share it, because a terminal has only one last line."""
+"""As many as stand on the terminal now, of all threads."""
 _sharing = threading.Lock()
 _cell = threading.local()
 """In a notebook, what this thread shows: the handle of its display, and a line for each bar within a bar."""
@@ -72,10 +76,8 @@ def say(text: str) -> None:
         _heard.append(text)
     if _quiet or _heard is not None:
         return
-    with _sharing:
-        console = _bars[-1].console if _bars else None
-    if console is not None:
-        console.print(text, markup=False, highlight=False)
+    if _bars:
+        _bar().write(text, file=sys.stderr)
     else:
         # A notebook shows stderr as if something had gone wrong.
         print(text, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
@@ -83,34 +85,46 @@ def say(text: str) -> None:
 
 @contextmanager
 def _live(title: str, total: float | None, unit: str) -> Iterator[Advance]:
-    from rich import progress as bars
-    from rich.console import Console
-
+    left = "" if total is None else ", {remaining} left"
+    shape = "{desc} {bar:" + str(CELLS) + "} {postfix[0]}  {elapsed}" + left + "  {postfix[1]}"
+    told = [_amount(0.0, total, unit), ""]
+    # Each advance may redraw, ten times a second at most; of a bar within a bar nothing stays.
+    look: dict[str, Any] = {"bar_format": shape, "miniters": 0, "leave": None}
+    look |= {"dynamic_ncols": True} if _has_a_size() else {"ncols": COLUMNS, "nrows": ROWS}
+    bar = _bar()(desc=title, total=total, postfix=told, file=sys.stderr, **look)
     with _sharing:
-        if _bars:
-            bar = _bars[-1]
-        else:
-            amount_column = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
-            columns = (bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=24), amount_column)
-            times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn(), bars.TextColumn("{task.fields[note]}"))
-            bar = bars.Progress(*columns, *times, console=Console(stderr=True))
-            bar.start()
         _bars.append(bar)
-    task = bar.add_task(title, total=total, note="")
 
     def advance(amount: float = 1, *, note: str | None = None) -> None:
-        fields: dict[str, Any] = {} if note is None else {"note": note}
-        bar.update(task, advance=amount, **fields)
+        told[0] = _amount(bar.n + amount, total, unit)
+        told[1] = told[1] if note is None else note
+        bar.update(amount)
 
     try:
         yield advance
     finally:
         with _sharing:
             _bars.pop()
-            if not _bars:
-                bar.stop()  # and leaves the last bar standing
-            else:
-                bar.remove_task(task)
+        bar.close()
+
+
+def _has_a_size() -> bool:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except (OSError, ValueError):
+        return False
+
+
+@cache
+def _bar() -> Any:
+    """tqdm with a lock among threads alone: its own is one among processes too, for which some systems start a process."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        monitor_interval = 0  # its thread would wake bars that skip advances, and ours skip none
+
+    Bar.set_lock(threading.RLock())
+    return Bar
 
 
 @contextmanager

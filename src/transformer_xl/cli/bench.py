@@ -190,16 +190,12 @@ def plot(arguments: argparse.Namespace) -> int:
 
 
 def print_result(result: "Result") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from transformer_xl.benchmarks.measuring import TOLERANCE
     from transformer_xl.benchmarks.workloads import FORMULAS
+    from transformer_xl.cli.data import table
 
-    machine, console = result.machine, Console(width=None if Console().is_terminal else 200)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    titles = [
+    machine = result.machine
+    titles = (
         "workload",
         "implementation",
         "tokens/s (range)",
@@ -207,11 +203,9 @@ def print_result(result: "Result") -> None:
         "peak MB",
         "of the limit",
         "difference",
-    ]
-    for title in titles:
-        table.add_column(title, justify="left" if title in titles[:2] else "right")
-    for row in result.rows:
-        table.add_row(
+    )
+    rows = [
+        (
             row.workload,
             row.implementation,
             f"{number(row.tokens_per_second)} ({number(row.spread[0])}-{number(row.spread[1])})",
@@ -220,16 +214,18 @@ def print_result(result: "Result") -> None:
             f"{row.share_of_limit:.0%}",
             "" if row.max_difference is None else f"{row.max_difference:.1e}",
         )
-    console.print(table)
-    notes = [
+        for row in result.rows
+    ]
+    print(table(titles, rows, left=("implementation",)), end="\n\n")
+    if result.scale == "tiny":
+        print("tiny shapes: these figures say that the command works and nothing about speed")
+    print(
         f"{machine.processor}, {machine.cores} cores, torch {machine.torch}, float32, rounds: {result.rounds}; medians, ratios within rounds",
         f"peaks: {machine.flops_per_second / 1e9:,.0f} GFLOP/s matrix product, {machine.bytes_per_second / 1e9:,.1f} GB/s reading",
         f"outputs were checked before timing: at most {TOLERANCE:.0e} apart (int8 is not exact: its difference is shown, not limited)",
         "limit: " + "; ".join(FORMULAS),
-    ]
-    if result.scale == "tiny":
-        notes.insert(0, "tiny shapes: these figures say that the command works and nothing about speed")
-    console.print("\n".join(notes), highlight=False, markup=False, soft_wrap=True)
+        sep="\n",
+    )
 
 
 def ratio(row: "Row") -> str:

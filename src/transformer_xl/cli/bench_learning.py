@@ -6,10 +6,13 @@ txl bench learning --corpus data/speeches data/code --against lstm,gpt2 --seeds 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.errors import ConfigError, suggest
 from transformer_xl.pictures import ENDINGS
+
+if TYPE_CHECKING:
+    from transformer_xl.benchmarks.learning.comparing import Comparison
 
 DEFAULTS: dict[str, Any] = {
     "corpus": None,
@@ -95,7 +98,7 @@ def compare_and_tell(arguments: argparse.Namespace, asked: dict[str, Any], *, se
     from transformer_xl.benchmarks.learning.comparing import Settings, compare
     from transformer_xl.benchmarks.learning.entrants import PEERS, entrant_of
     from transformer_xl.benchmarks.learning.processes import learn_in_a_process
-    from transformer_xl.benchmarks.learning.reporting import draw_curves, print_comparison
+    from transformer_xl.benchmarks.learning.reporting import draw_curves
     from transformer_xl.benchmarks.learning.results import Results
     from transformer_xl.console import say
     from transformer_xl.data.store import open_store
@@ -135,7 +138,7 @@ def compare_and_tell(arguments: argparse.Namespace, asked: dict[str, Any], *, se
     if arguments.json == "-":
         print(written)
     else:
-        print_comparison(comparison)
+        show(comparison)
         if tiny:
             print("tiny models: these figures say that the command works and nothing about learning")
     if arguments.json not in (None, "-"):
@@ -145,3 +148,15 @@ def compare_and_tell(arguments: argparse.Namespace, asked: dict[str, Any], *, se
         draw_curves(comparison, Path(arguments.plot))
         say(f"plot: {arguments.plot}")
     return 0
+
+
+def show(comparison: "Comparison") -> None:
+    from transformer_xl.benchmarks.learning.reporting import COLUMNS, notes_of, rows_of
+    from transformer_xl.cli.data import table
+
+    rows, before = [], ""
+    for row in rows_of(comparison):
+        corpus, *cells = row.cells()
+        rows.append(("" if corpus == before else corpus, *cells))
+        before = corpus
+    print(table(COLUMNS, rows, left=("entrant", "")), *notes_of(comparison), sep="\n")

@@ -1,4 +1,4 @@
-"""A comparison as a table, for people, and as a picture: held-out bits per byte against minutes, one panel a corpus."""
+"""A comparison as the rows of a table, for people, and as a picture: held-out bits per byte against minutes, one panel a corpus."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,24 +90,6 @@ def notes_of(comparison: Comparison) -> Iterator[str]:
         * settings.one_core
     )
     yield comparison.machine
-
-
-def print_comparison(comparison: Comparison) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=None if Console().is_terminal else 200)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in COLUMNS:
-        table.add_column(title, justify="left" if title in ("corpus", "entrant", "") else "right")
-    before = ""
-    for row in rows_of(comparison):
-        corpus, *cells = row.cells()
-        table.add_row("" if corpus == before else corpus, *cells)
-        before = corpus
-    console.print(table)
-    console.print("\n".join(notes_of(comparison)), highlight=False, markup=False, soft_wrap=True)
 
 
 def draw_curves(comparison: Comparison, path: Path) -> None:
