@@ -150,6 +150,15 @@ def moving_numbers(model: AnyModel, how: AdaptationConfig) -> int:
     return sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(UP))
 
 
+def fixed_numbers(model: AnyModel, how: AdaptationConfig) -> int:
+    """What is kept beside them: the factors of adapters that stand still; under rms the size of every gradient, and how far each weight goes back."""
+    moving, shapes = moving_numbers(model, how), {}
+    if how.learns == "adapters":
+        shapes = factor_shapes(model, rank=how.rank)
+    factors = sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(UP))
+    return factors + (3 * moving if how.rule == "rms" else 0)
+
+
 def _moves(name: str, learns: str) -> bool:
     # A row for a run of tokens is read too rarely to learn from one segment, and there are millions.
     if name.startswith("ngrams.tables_"):
