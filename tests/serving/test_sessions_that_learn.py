@@ -2,10 +2,12 @@
 
 import json
 import random
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -212,6 +214,22 @@ def test_a_fork_goes_on_alone(server):
     fed(server, fork, MORE)
     again = f"/v1/sessions/{ask(server, f'{session}/fork')['id']}"
     assert fed(server, again, "and on")["logprobs"] == fed(server, session, "and on")["logprobs"]
+
+
+def test_the_commands_of_the_docs(trained_run, tmp_path):
+    """As a reader would run them."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    (block,) = [one for one in re.findall("^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if '"adapt"' in one]
+    with in_thread(trained_run, sessions=tmp_path) as server:
+        opening, *lines = re.findall(r"localhost:8000(\S+) .* -d '(.*?)'", block)
+        id = ask(server, opening[0], **json.loads(opening[1]) | {"model": "small"})["id"]
+        answers = [ask(server, path.replace("$id", id), **json.loads(body)) for path, body in lines]
+    told, scored, written, saved, restored = answers
+    assert len(told["logprobs"]) == len(told["static_logprobs"]) == told["tokens_read"]
+    assert scored["static_loss_nats"] > 0 < scored["loss_nats"]
+    assert written["usage"]["completion_tokens"] == 50
+    assert saved["bytes"] < 1_000_000
+    assert restored["tokens_read"] == told["tokens_read"] + 50
 
 
 # How much, and for how long
