@@ -26,7 +26,7 @@ from transformer_xl.serving.api.sessions import Session, Sessions
 DEFAULT = AdaptationConfig(
     rate=0.05, decay=0.001, learns="adapters", rank=8, cache_lambda=0.1, cache_theta=0.1, cache_size=2000
 )
-"""Where nothing was tuned: what helped small models of bytes and words on text of another kind (docs/reading.md)."""
+"""Where nothing was tuned: what helped a small model of bytes on a book (docs/reading.md)."""
 OF_WEIGHTS = ("rate", "rule", "decay", "learns", "rank")
 WRONG = (
     "adapt: what was tuned for this run is damaged, or is of other weights; run txl tune-adaptation again and start the server anew,"
