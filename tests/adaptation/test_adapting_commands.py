@@ -14,7 +14,6 @@ import transformer_xl as txl
 from transformer_xl.adaptation import AdaptiveReader
 from transformer_xl.adaptation.statistics import gather
 from transformer_xl.adaptation.tuned import read_tuned
-from transformer_xl.adaptation.writing import Mixture
 from transformer_xl.checkpoint.adapter_file import fingerprint
 from transformer_xl.checkpoint.run_folder import RunFolder
 from transformer_xl.cli import main
@@ -216,7 +215,7 @@ def test_what_is_drawn_from_is_what_would_be_scored(loaded, size):
     reader = AdaptiveReader(model, how)
     reader.score(tokens)
     writer = reader.lane(0).writer()
-    log_1V = Mixture(writer).head_logits(writer.reader.last_hidden_BD)
+    log_1V = writer.head_logits(writer.last_hidden_BD)
     for token in (10, 32, 100, 101, 250):
         loss = reader.fork().score(torch.tensor([[token]]))
         torch.testing.assert_close(-log_1V[0, token], loss[0, 0], rtol=0, atol=1e-10)

@@ -1,6 +1,7 @@
 """Score before learning, and a state that is a value: held by changing what comes later and comparing, by cutting the text anyhow, and by slow oracles."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -199,6 +200,43 @@ def test_weights_move_as_the_formula_says(model, tokens, way):
     torch.testing.assert_close(told[:, 1:], torch.cat(expected, dim=1), rtol=0, atol=1e-11)
 
 
+def test_a_models_own_words_are_read_and_not_learned_from(model, tokens):
+    """The middle is its own: a segment that holds some of it is learned from by the rest alone."""
+    how, own = WAYS["sgd"], slice(8, 16)
+    reader = reader_of(model, how)
+    told = [reader.score(tokens[:, :8]), reader.score(tokens[:, own], own=True), reader.score(tokens[:, 16:])]
+    net, memory, expected = copy.deepcopy(model), None, []
+    for start in range(0, LENGTH - 1, SEGMENT):
+        row = tokens[:, start : start + SEGMENT + 1]
+        output = net(row[:, :-1], targets_BT=row[:, 1:], memory=memory)
+        expected.append(output.loss_BT.detach())
+        memory = output.memory
+        given = [not own.start <= place < own.stop for place in range(start + 1, start + SEGMENT + 1)]
+        if row.shape[1] <= SEGMENT or not any(given):
+            continue
+        lesson = output.loss_BT[0][torch.tensor(given)].sum() / SEGMENT
+        gradients = torch.autograd.grad(lesson, list(net.parameters()), allow_unused=True)
+        for weight, gradient in zip(net.parameters(), gradients, strict=True):
+            weight.data = weight.data - how.rate * (0 if gradient is None else gradient)
+    torch.testing.assert_close(torch.cat(told, dim=1)[:, 1:], torch.cat(expected, dim=1), rtol=0, atol=1e-11)
+    alone = reader_of(model, how)
+    alone.score(tokens, own=True)
+    assert all(map(torch.equal, alone.lane(0).weights, alone.lane(0).fast.trained))
+
+
+@pytest.mark.parametrize("way", ["sgd", "adapters", "both"])
+def test_forks_learn_on_several_threads_at_once(model, way):
+    """Each as if it were alone, to the bit."""
+    texts = random_tokens(model, lanes=4, length=40 * SEGMENT)
+    reader = reader_of(model, WAYS[way])
+    reader.score(random_tokens(model, lanes=1, length=8, seed=3))
+    forks = [reader.fork() for _ in texts]
+    with ThreadPoolExecutor(len(forks)) as threads:
+        together = list(threads.map(lambda fork, text: read(fork, text[None], *[SEGMENT] * 30), forks, texts))
+    for text, found in zip(texts, together, strict=True):
+        assert torch.equal(found, read(reader.fork(), text[None], *[SEGMENT] * 30))
+
+
 def test_groups_of_weights(model):
     def names(learns):
         return set(FastWeights(model, AdaptationConfig(learns=learns, rank=2)).names)
@@ -217,7 +255,7 @@ def test_a_writer_continues_with_what_was_learned(model, tokens, learns):
     reader = AdaptiveReader(model, how)
     reader.score(tokens[:, :16])  # one of them pending, which sees as far by either rule of sight
     lane = reader.lane(0)
-    writer = lane.writer().reader
+    writer = lane.writer()
     assert writer.last_hidden_BD is not None
     with torch.no_grad():
         output = lane.fast.use(lane.weights)(lane.pending_P[None], memory=lane.memory)

@@ -46,6 +46,18 @@ def test_it_goes_on_to_the_bit_from_anywhere(model, way, tmp_path):
         assert all(torch.equal(one[name], other[name]) for name in one if not name.endswith(".reader"))
 
 
+def test_what_the_model_wrote_is_still_known_as_its_own(model, tmp_path):
+    tokens, how = random_tokens(model, lanes=1, length=23), WAYS["sgd"]
+    reader = reader_of(model, how)
+    reader.score(tokens[:, :7])
+    reader.score(tokens[:, 7:9], own=True)
+    reader.save(tmp_path / "state")
+    assert load_file(tmp_path / "state")["0.given"].tolist() == [True, True, False, False]
+    again = restored(model, tmp_path / "state", how)
+    assert torch.equal(again.score(tokens[:, 9:]), reader.score(tokens[:, 9:]))
+    assert all(map(torch.equal, again.lane(0).weights, reader.lane(0).weights))
+
+
 def test_it_belongs_to_a_model_and_to_settings(model, tmp_path):
     how, path = WAYS["rms"], tmp_path / "state"
     reader_of(model, how).save(path)

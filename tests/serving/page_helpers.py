@@ -29,6 +29,12 @@ def read(page, text=TEXT, **choice):
     page.locator("#status", has_text=re.compile("^Read ")).wait_for()
 
 
+def learn(page, text=TEXT, **choice):
+    write(page, text, **choice)
+    page.click("#learn")
+    page.locator("#status", has_text=re.compile("^Learned ")).wait_for()
+
+
 def generate(page, text=TEXT, *, length, seed=3, **choice):
     write(page, text, **choice)
     page.fill("#max_tokens", str(length))

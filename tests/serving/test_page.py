@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from page_helpers import TEXT, choose, generate, looked_at_most, read, tokens, write
+from page_helpers import TEXT, choose, generate, learn, looked_at_most, read, tokens, write
 
 
 @pytest.fixture
@@ -203,3 +203,38 @@ def test_the_chart_tells_each_tokens_loss_to_pointer_and_keyboard(page, ask):
     page.locator("#attention-said", has_text="From token 8,").wait_for()
     chart.hover(position={"x": chart.bounding_box()["width"] - 14, "y": 50})
     assert f"token {len(TEXT)}" in page.locator("#loss-chart .detail").text_content()
+
+
+def test_a_text_is_learned_from_piece_by_piece_and_both_losses_are_drawn(page, page_server, ask):
+    text = TEXT * 6  # more than one piece
+    learn(page, text)
+    session = f"/v1/sessions/{ask('/v1/sessions', adapt={'compare': True})['id']}"
+    ids = list(text.encode())
+    pieces = [page_server.post(f"{session}/feed", tokens=ids[at : at + 256], logprobs=True).json() for at in (0, 256)]
+    told, still = ([*pieces[0][name], *pieces[1][name]] for name in ("logprobs", "static_logprobs"))
+    assert tokens(page).count() == len(text) == len(told)
+    tokens(page).nth(300).hover()
+    assert say({"logprob": told[300]}) in page.locator(".pane .detail").text_content()
+    saved = (sum(told[1:]) - sum(still[1:])) / (len(text) - 1)
+    said = (
+        f"Learning {'saves' if saved >= 0 else 'costs'} {abs(saved):.3f} nats per token over the {len(text) - 1} tokens"
+    )
+    assert page.locator("#difference").text_content().startswith(said)
+    assert page.locator("#loss-chart path.with").count() == page.locator("#loss-chart path.without").count() == 1
+    assert page.locator("#difference-chart path.saved").count() == 1
+    tokens(page).nth(5).click()
+    page.locator("#status", has_text="stand still").wait_for()
+    assert page.locator("#attention").is_hidden()
+    with page_server.client() as client:
+        client.delete(session)
+    page.wait_for_function("fetch('/v1/sessions').then(a => a.json()).then(({data}) => data.length === 0)")
+
+
+def test_learning_can_be_stopped(page, page_server):
+    write(page, TEXT * 60)
+    page.click("#learn")
+    page.locator("#loss-chart svg").wait_for()
+    page.click("#stop")
+    page.locator("#status", has_text=re.compile("^Stopped after [0-9,]+ tokens: adapters of rank 8")).wait_for()
+    assert 0 < tokens(page).count() < len(TEXT * 60)
+    page.wait_for_function("fetch('/v1/sessions').then(a => a.json()).then(({data}) => data.length === 0)")

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from page_helpers import IMAGE, SCRIPT, TEXT, choose, generate, read, tokens, write
+from page_helpers import IMAGE, SCRIPT, TEXT, choose, generate, learn, read, tokens, write
 from serving_helpers import in_thread
 
 from transformer_xl.serving import page_files
@@ -85,6 +85,8 @@ def test_nothing_sticks_out_at_any_width(open_page, page_server, width):
     page = open_page(page_server.address, viewport={"width": width, "height": 800})
     read(page, TEXT + "x" * 400, memory="both")
     choose(page, 20)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    learn(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 

@@ -333,7 +333,7 @@ def test_how_many_sessions_there_are_is_a_choice_and_a_folder_that_others_can_wr
     monkeypatch.setattr("transformer_xl.serving.http.server.serve", lambda server, ready: served.append(server) or True)
     tmp_path.chmod(0o777)
     assert main(["serve", str(trained_run), "--max-sessions", "5", "--sessions", str(tmp_path)]) == 0
-    assert served[0].limits.sessions == served[0].app.state.sessions.most == 5
+    assert served[0].limits.sessions == served[0].app.state.admission.limits.sessions == 5
     assert capsys.readouterr().err.count(f"chmod go-w {tmp_path}") == 1
     tmp_path.chmod(0o755)
     assert main(["serve", str(trained_run), "--sessions", str(tmp_path)]) == 0

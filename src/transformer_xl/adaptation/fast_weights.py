@@ -8,7 +8,8 @@ with large gradients goes back the faster (Krause et al. 2018).
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from transformer_xl.config import AdaptationConfig
 from transformer_xl.errors import ConfigError, InputError
 from transformer_xl.model import AnyModel, Recurrent
-from transformer_xl.model.adapters import attach, merged
+from transformer_xl.model.adapters import UP, attach, factor_shapes, merged
 from transformer_xl.model.products import Linear, LowRank
 
 SMALLEST = 0.1
@@ -31,14 +32,24 @@ class FastWeights:
     def __init__(self, model: AnyModel, how: AdaptationConfig, *, sizes: Mapping[str, Tensor] | None = None) -> None:
         """`sizes`: of gradients on training text, for rms."""
         self.how = how
-        self.model = _own_model(model, how)
-        moving = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        self.names, self._moving = list(moving), list(moving.values())
+        self._adopt(_own_model(model, how))
         self.trained = [weight.data for weight in self._moving]
         self._inverse: list[Tensor] = []
         self._back: list[Tensor] = []
         if how.moves and how.rule == "rms":
             self._take(sizes)
+
+    def _adopt(self, model: AnyModel) -> None:
+        self.model = model
+        moving = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.names, self._moving = list(moving), list(moving.values())
+
+    def twin(self) -> "FastWeights":
+        """The same by a model of its own: each of two threads may use one."""
+        other, moving = copy.copy(self), set(self.names)
+        other._adopt(_with_own_parameters(self.model, moves=lambda name: name in moving))
+        other.use(self.trained)
+        return other
 
     def _take(self, sizes: Mapping[str, Tensor] | None) -> None:
         if sizes is None:
@@ -70,7 +81,11 @@ class FastWeights:
 
     def snapshot(self, weights: Sequence[Tensor]) -> AnyModel:
         """A model with these weights as they are now, adapters merged: for readers, and for as long as they like."""
-        own = copy.deepcopy(self.use(weights)).requires_grad_(False)
+        own = _with_own_parameters(self.use(weights), moves=lambda name: False)
+        moved = set(self.names)
+        for name, weight in own.named_parameters():
+            if name in moved:
+                weight.data = weight.data.clone()
         if self.how.learns == "adapters":
             plain = merged(own.state_dict())
             for module in own.modules():
@@ -110,10 +125,7 @@ class FastWeights:
 
 def _own_model(model: AnyModel, how: AdaptationConfig) -> AnyModel:
     """The same numbers under parameters of its own, so that moving them moves nobody else's."""
-    memo: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
-    for name, weight in model.named_parameters():
-        memo[id(weight)] = nn.Parameter(weight.data, requires_grad=_moves(name, how.learns))
-    own = copy.deepcopy(model, memo)
+    own = _with_own_parameters(model, moves=lambda name: _moves(name, how.learns))
     if how.learns == "adapters":
         _attach(own, rank=how.rank)
     elif how.learns != "all" and isinstance(model, Recurrent):
@@ -121,6 +133,30 @@ def _own_model(model: AnyModel, how: AdaptationConfig) -> AnyModel:
             f"adaptation.learns: {how.learns!r} is for Transformer-XL, and this is an {model.config.cell}; take 'all'"
         )
     return own
+
+
+def _with_own_parameters(model: AnyModel, *, moves: Callable[[str], bool]) -> AnyModel:
+    memo: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
+    for name, weight in model.named_parameters():
+        memo[id(weight)] = nn.Parameter(weight.data, requires_grad=moves(name))
+    return copy.deepcopy(model, memo)
+
+
+def moving_numbers(model: AnyModel, how: AdaptationConfig) -> int:
+    """How many numbers would move, reckoned before anything is made."""
+    if how.learns != "adapters":
+        return sum(weight.numel() for name, weight in model.named_parameters() if _moves(name, how.learns))
+    shapes = factor_shapes(model, rank=how.rank)
+    return sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(UP))
+
+
+def fixed_numbers(model: AnyModel, how: AdaptationConfig) -> int:
+    """What is kept beside them: the factors of adapters that stand still; under rms the size of every gradient, and how far each weight goes back."""
+    moving, shapes = moving_numbers(model, how), {}
+    if how.learns == "adapters":
+        shapes = factor_shapes(model, rank=how.rank)
+    factors = sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(UP))
+    return factors + (3 * moving if how.rule == "rms" else 0)
 
 
 def _moves(name: str, learns: str) -> bool:

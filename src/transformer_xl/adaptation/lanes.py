@@ -10,7 +10,6 @@ pending                        x x            what is not whole yet is scored, a
 
 from abc import ABC, abstractmethod
 from copy import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,14 +22,40 @@ from transformer_xl.model import AnyMemory, AnyModel
 from transformer_xl.model.protocol import NOT_FINITE
 
 
-@dataclass
-class Writer:
-    """What a text can be continued with: weights as they have become, which learn no more, and a cache that goes on filling."""
+class CachingReader(Reader):
+    """One lane of which a model and a cache predict the next token together, as one softmax. What it reads goes into the cache."""
 
-    reader: Reader
-    cache: NeuralCache | None
-    last: int
-    """The token that was read last."""
+    def __init__(self, reader: Reader, cache: NeuralCache, *, last: int) -> None:
+        """`last`: the token that `reader` has read last."""
+        self._reader, self._cache, self._last = reader, cache, last
+        self.model, self.linear, self.memory = reader.model, reader.linear, reader.memory
+        self.read_B, self.last_hidden_BD = reader.read_B, reader.last_hidden_BD
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        return (0, self.model.config.vocabulary)
+
+    def _read(self, tokens_BT: Tensor) -> Tensor:
+        before_BD, token_T = self._reader.last_hidden_BD, tokens_BT[0]
+        assert before_BD is not None
+        hidden_BTD = self._reader.read(tokens_BT)
+        read_T = torch.cat([token_T.new_tensor([self._last]), token_T[:-1]])
+        self._cache.extend(torch.cat([before_BD, hidden_BTD[0, :-1]]), read_T, token_T)
+        self._last = int(token_T[-1])
+        return hidden_BTD
+
+    def _reset(self, lanes: list[int]) -> None:
+        raise AssertionError("its cache is of one text")
+
+    @torch.inference_mode()
+    def head_logits(self, hidden_BD: Tensor) -> Tensor:
+        vocabulary, share = self.model.config.vocabulary, self._cache.how.cache_lambda
+        log_1V = self.model.vocabulary.log_probabilities(hidden_BD, linear=self.linear)
+        cached_V = self._cache.distribution(hidden_BD[0], self._last, vocabulary=vocabulary)
+        return log_1V if cached_V is None else ((1 - share) * log_1V.exp() + share * cached_V).log()
+
+    def cluster_logits(self, cluster: int, hidden_BD: Tensor) -> Tensor:
+        raise AssertionError("there is one cluster")
 
 
 class Lane(ABC):
@@ -39,16 +64,16 @@ class Lane(ABC):
     """Tokens since it began."""
 
     @abstractmethod
-    def score(self, token_T: Tensor) -> Tensor:
-        """Of tokens that come next, in nats; NaN for the first of all."""
+    def score(self, token_T: Tensor, *, own: bool = False) -> Tensor:
+        """Of tokens that come next, in nats; NaN for the first of all. `own`: the model wrote them, and weights do not learn from them."""
 
     @abstractmethod
     def forked(self) -> "Lane":
         """Another that goes on from here. Shares nothing that changes."""
 
     @abstractmethod
-    def writer(self) -> "Writer":
-        """With what was learned, after everything that was read; it goes on alone."""
+    def writer(self) -> Reader:
+        """What goes on after everything that was read, alone: with weights as they have become, which learn no more, and a cache that goes on filling."""
 
 
 class Still(Lane):
@@ -57,7 +82,7 @@ class Still(Lane):
         """`last`: the token that was read last."""
 
     @torch.inference_mode()
-    def score(self, token_T: Tensor) -> Tensor:
+    def score(self, token_T: Tensor, *, own: bool = False) -> Tensor:
         if self.cache is None:
             self.read += len(token_T)
             return self.reader.score(token_T[None])[0]
@@ -88,9 +113,10 @@ class Still(Lane):
         other.reader, other.cache = self.reader.fork(), None if self.cache is None else self.cache.copied()
         return other
 
-    def writer(self) -> Writer:
+    def writer(self) -> Reader:
+        _check_begun(self)
         fork = self.forked()
-        return Writer(reader=fork.reader, cache=fork.cache, last=fork.last)
+        return fork.reader if fork.cache is None else CachingReader(fork.reader, fork.cache, last=fork.last)
 
 
 class Learning(Lane):
@@ -100,23 +126,28 @@ class Learning(Lane):
         self.memory: AnyMemory = fast.model.start_memory(1)
         """Before the tokens that are pending."""
         self.pending_P = torch.zeros(0, dtype=torch.int64, device=fast.model.vocabulary.bias_V.device)
+        self.given_P = torch.zeros(0, dtype=torch.bool)
+        """Which of them are learned from: those that the model did not write itself. Lives on the CPU."""
 
-    def score(self, token_T: Tensor) -> Tensor:
+    def score(self, token_T: Tensor, *, own: bool = False) -> Tensor:
         model, segment = self.fast.use(self.weights), self.fast.how.segment
         # `told`: how many of the next targets have been scored already.
         row_P, told = torch.cat([self.pending_P, token_T]), max(0, len(self.pending_P) - 1)
+        given_P = torch.cat([self.given_P, torch.full((len(token_T),), not own)])
         found = [] if len(self.pending_P) else [model.vocabulary.bias_V.new_full((1,), float("nan"))]
         while len(row_P) > segment:
-            found.append(self._lesson(model, row_P[:segment], row_P[1 : segment + 1])[told:])
-            row_P, told = row_P[segment:], 0
+            targets = slice(1, segment + 1)
+            found.append(self._lesson(model, row_P[:segment], row_P[targets], given_P[targets])[told:])
+            row_P, given_P, told = row_P[segment:], given_P[segment:], 0
         if len(row_P) - 1 > told:
             found.append(self._ahead(model, row_P[:-1], row_P[1:])[told:])
-        self.read, self.pending_P = self.read + len(token_T), row_P.clone()
+        self.read, self.pending_P, self.given_P = self.read + len(token_T), row_P.clone(), given_P.clone()
         return torch.cat(found)
 
-    def _lesson(self, model: AnyModel, token_T: Tensor, target_T: Tensor) -> Tensor:
+    def _lesson(self, model: AnyModel, token_T: Tensor, target_T: Tensor, given_T: Tensor) -> Tensor:
         """The losses of a whole segment, as they were before anything was learned from it."""
-        with torch.inference_mode(False), torch.enable_grad():
+        learns = bool(given_T.any())
+        with torch.inference_mode(False), torch.set_grad_enabled(learns):
             token_T, target_T = (
                 token_T.clone(),
                 target_T.clone(),
@@ -125,7 +156,8 @@ class Learning(Lane):
             assert output.loss_BT is not None
             loss_T, hidden_TD = output.loss_BT[0].detach().clone(), output.hidden_BTD[0].detach()
             told_T = self._told(loss_T, hidden_TD, token_T, target_T)
-            self.fast.learn(output.loss_BT.mean())
+            if learns:
+                self.fast.learn(_lesson_of(output.loss_BT[0], given_T))
         self.memory = output.memory
         if self.cache is not None:
             self.cache.extend(hidden_TD, token_T, target_T)
@@ -151,13 +183,23 @@ class Learning(Lane):
         other.cache = None if self.cache is None else self.cache.copied()
         return other
 
-    def writer(self) -> Writer:
-        if not len(self.pending_P):
-            raise InputError("a lane that has read nothing has nothing to continue; give it at least one token")
-        reader, cache = make_reader(self.fast.snapshot(self.weights)), None
+    def writer(self) -> Reader:
+        _check_begun(self)
+        reader = make_reader(self.fast.snapshot(self.weights))
         reader.remember(self.memory)
         hidden_PD = reader.read(self.pending_P[None])[0]
-        if self.cache is not None:
-            cache = self.cache.copied()
-            cache.extend(hidden_PD[:-1], self.pending_P[:-1], self.pending_P[1:])
-        return Writer(reader=reader, cache=cache, last=int(self.pending_P[-1]))
+        if self.cache is None:
+            return reader
+        cache = self.cache.copied()
+        cache.extend(hidden_PD[:-1], self.pending_P[:-1], self.pending_P[1:])
+        return CachingReader(reader, cache, last=int(self.pending_P[-1]))
+
+
+def _lesson_of(loss_T: Tensor, given_T: Tensor) -> Tensor:
+    """A segment's mean loss, to which what the model wrote itself adds nothing."""
+    return loss_T.mean() if bool(given_T.all()) else loss_T[given_T.to(loss_T.device)].sum() / len(loss_T)
+
+
+def _check_begun(lane: Lane) -> None:
+    if not lane.read:
+        raise InputError("a lane that has read nothing has nothing to continue; give it at least one token")

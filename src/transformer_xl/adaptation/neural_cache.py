@@ -21,6 +21,11 @@ ROOM = 512
 """Positions of a buffer beyond its size, or half of that if it is more: so many pass between two moves."""
 
 
+def most_positions(how: AdaptationConfig, *, coming: int) -> int:
+    """Of a cache with an end, and of its room, when so many come at a time."""
+    return how.cache_size + max(ROOM, how.cache_size // 2) + coming
+
+
 class NeuralCache:
     """Of one lane. A value: `copied` shares nothing that changes."""
 
@@ -109,7 +114,7 @@ class NeuralCache:
     def _move(self, coming: int) -> None:
         """To the front of buffers with room for more."""
         size, (hidden_ND, next_N) = self.how.cache_size, self.kept()
-        room = size + max(ROOM, size // 2) + coming if size else 2 * (len(self) + coming)
+        room = most_positions(self.how, coming=coming) if size else 2 * (len(self) + coming)
         self.hidden_ND, self.next_N = hidden_ND.new_zeros(room, hidden_ND.shape[1]), next_N.new_zeros(room)
         self.hidden_ND[: len(next_N)], self.next_N[: len(next_N)] = hidden_ND, next_N
         self.first, self.end = 0, len(next_N)

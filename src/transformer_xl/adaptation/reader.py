@@ -1,6 +1,7 @@
 """Reads texts and learns from each by itself: losses out, lanes that are forked and reset, a state that can be saved. The model handed in never changes.
 
 0.pending 0.memory.* 0.weights.*  or  0.reader      what lane 0 has become: moving weights, or a reader whose weights stand still
+0.given                                             which pending tokens are learned from, where not all are
 0.cache.hidden 0.cache.next 0.cache.start           its cache, where there is one
 read                                                how many tokens each lane has read
 """
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +74,15 @@ class AdaptiveReader:
         return self._lanes[number]
 
     @torch.inference_mode(False)
-    def score(self, tokens_BT: Tensor) -> Tensor:
-        """Of each of the next tokens its loss in nats given all before it in its lane, [B, T]; NaN for the first of a lane. Then they are learned from."""
+    def score(self, tokens_BT: Tensor, *, own: bool = False) -> Tensor:
+        """Of each of the next tokens its loss in nats given all before it in its lane, [B, T]; NaN for the first of a lane. Then they are learned from;
+        by weights, unless they are the model's `own`."""
         check_tokens(tokens_BT, vocabulary=self.model.config.vocabulary)
         if len(tokens_BT) != self.lanes:
             raise InputError(f"tokens for {len(tokens_BT)} lanes, where this reader has {self.lanes}")
-        return torch.stack([lane.score(row_T.long()) for lane, row_T in zip(self._lanes, tokens_BT, strict=True)])
+        return torch.stack(
+            [lane.score(row_T.long(), own=own) for lane, row_T in zip(self._lanes, tokens_BT, strict=True)]
+        )
 
     # --- lanes
 
@@ -91,6 +96,11 @@ class AdaptiveReader:
         """Another with these lanes, in this order; one that is named twice is forked. Nothing that changes is shared."""
         other = copy(self)
         other._lanes = [self._lanes[number].forked() for number in self._checked(lanes)]
+        if self._fast is not None:
+            other._fast = self._fast.twin()
+            for lane in other._lanes:
+                assert isinstance(lane, Learning)
+                lane.fast = other._fast
         return other
 
     def fork(self) -> "AdaptiveReader":
@@ -127,9 +137,13 @@ class AdaptiveReader:
         uses_sizes = self.how.moves and self.how.rule == "rms" and self.statistics is not None
         return {
             "adaptation": json.dumps(asdict(self.how)),
-            "base": fingerprint(self.model.state_dict()),
+            "base": self._base,
             "sizes": self.statistics.fingerprint if uses_sizes and self.statistics is not None else "",
         }
+
+    @cached_property
+    def _base(self) -> str:
+        return fingerprint(self.model.state_dict())
 
     @classmethod
     def restore(
@@ -140,7 +154,8 @@ class AdaptiveReader:
         with reading(path, what=SAVED) as file:
             reader._check_about(file)
             counts = _counts(file)
-            file.check(reader._wanted(file, counts), asker="this model")
+            optional = [f"{number}.given" for number in range(len(counts))]
+            file.check(reader._wanted(file, counts), asker="this model", optional=optional)
             # Nothing stays in the mapped file.
             tensors = {name: tensor.clone() for name, tensor in file.tensors().items()}
         for number, count in enumerate(tensors.pop("read").tolist()):
@@ -202,7 +217,8 @@ class AdaptiveReader:
         shapes = zip(self._fast.names, self._fast.trained, strict=True)
         weights = {f"weights.{name}": Kind(weight.dtype, tuple(weight.shape)) for name, weight in shapes}
         memory = kinds_of(self._memory(count).tensors())
-        pending = {"pending": Kind(torch.int64, (count - self._past(count),))}
+        left = count - self._past(count)
+        pending = {"pending": Kind(torch.int64, (left,)), "given": Kind(torch.bool, (left,))}
         return {**pending, **weights, **{f"memory.{name}": kind for name, kind in memory.items()}}
 
     def _memory(self, count: int) -> Any:
@@ -237,6 +253,7 @@ class AdaptiveReader:
         device = self.model.vocabulary.bias_V.device
         self._check_ids(own["pending"], name="pending")
         lane.pending_P = own["pending"].to(device)
+        lane.given_P = own.get("given", torch.ones(len(lane.pending_P), dtype=torch.bool))
         lane.weights = [own[f"weights.{name}"].to(device) for name in lane.fast.names]
         named = {name.removeprefix("memory."): part for name, part in own.items() if name.startswith("memory.")}
         memory = self.model.memory_kind.from_tensors(named)
@@ -267,7 +284,8 @@ class AdaptiveReader:
 def _learned(lane: Learning) -> dict[str, Tensor]:
     weights = {f"weights.{name}": weight for name, weight in zip(lane.fast.names, lane.weights, strict=True)}
     memory = {f"memory.{name}": tensor for name, tensor in lane.memory.tensors().items()}
-    return {"pending": lane.pending_P, **memory, **weights}
+    given = {} if bool(lane.given_P.all()) else {"given": lane.given_P}
+    return {"pending": lane.pending_P, **given, **memory, **weights}
 
 
 def _standing(lane: Lane) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 texts being written   3 (lanes - 1): the lanes' buffers, and others twice as large while they move into them
 texts being read      2 each: a prompt's engine, and another that scores it
-sessions              1 each
+sessions              1 each; those that learn have a pool of their own (`learning_bytes`)
 a model               1 that new sessions begin with, 1 that proves that it can answer
 saving, restoring     3: the engine, its bytes, and the file
 """
@@ -15,7 +15,10 @@ from pathlib import Path
 import torch
 
 from transformer_xl import native
+from transformer_xl.adaptation.fast_weights import fixed_numbers, moving_numbers
+from transformer_xl.adaptation.neural_cache import most_positions
 from transformer_xl.batching.lanes import LANES
+from transformer_xl.config import AdaptationConfig, RecurrentConfig
 from transformer_xl.inference.cache import kept_bytes
 from transformer_xl.inference.reader import CHUNK
 from transformer_xl.model import AnyModel
@@ -52,6 +55,44 @@ class Cost:
         if not native.usable(model.vocabulary.bias_V):
             scores += 4 * config.n_head * CHUNK * (config.memory + CHUNK) * size
         return cls(lane=lane, engine=lane + table, working=working + table + scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningCost:
+    """Of a session that learns, in bytes."""
+
+    weights: int
+    """That move."""
+    state: int
+    """With what is remembered, and the cache: what is saved of it."""
+    session: int
+    """At the worst moment: its state, its copy while a request is under way, and a lesson, or weights to write with."""
+
+    @classmethod
+    def of(cls, model: AnyModel, how: AdaptationConfig, *, compare: bool) -> "LearningCost":
+        config, size = model.config, model.vocabulary.bias_V.element_size()
+        T, D, readers = how.segment if how.moves else CHUNK, config.d_model, 2 if compare else 1
+        plain = Cost.of(model, segment=T)
+        cache = mixing = 0
+        if how.caches:
+            cache = most_positions(how, coming=CHUNK) * (D * size + 8)
+            mixing = (how.cache_size + T) * (T * (3 * size + 10) + D * size)
+        if not how.moves:
+            state = plain.engine + cache
+            working = plain.working + mixing
+            return cls(weights=0, state=state, session=2 * (state + (readers - 1) * plain.engine) + working)
+        weights, fixed = moving_numbers(model, how) * size, fixed_numbers(model, how) * size
+        memory = (config.n_layer * config.memory * D + config.kept_of_a_state) * size
+        inner = config.d_hidden if isinstance(config, RecurrentConfig) else config.d_inner
+        seen, words = config.memory + T, max(end - start for start, end in pairwise(config.cluster_edges))
+        layers = (
+            config.n_layer * T * (6 * config.n_head * seen + 24 * (D + inner)) + 3 * config.kept_of_a_position * seen
+        )
+        lesson = (layers + 3 * T * words) * size + mixing + weights
+        merged = config.n_layer * config.numbers_of_a_layer * size if how.learns == "adapters" else weights
+        state = weights + memory + cache
+        kept = 2 * (state + (readers - 1) * (weights + memory)) + readers * (fixed + weights)
+        return cls(weights=weights, state=state, session=kept + max(lesson, 2 * merged + plain.engine))
 
 
 def needed_bytes(costs: Sequence[Cost], *, admitted: int, sessions: int) -> int:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
+from transformer_xl.batching.learning import Learner
 from transformer_xl.decoding import TextStream
 from transformer_xl.decoding.distribution import Words
 from transformer_xl.inference import Reader
@@ -88,7 +89,7 @@ class Wrote:
 class Ended:
     reason: str
     """OpenAI's words: stop, or length."""
-    state: tuple[Reader, TextStream] | None = None
+    state: tuple[Reader | Learner, TextStream] | None = None
     """What has read the whole text, where it was asked for: a session's new state."""
 
 

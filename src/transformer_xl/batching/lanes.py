@@ -70,6 +70,10 @@ class Writing:
         likeliest = (yield from best(lane, self.options.likeliest)) if self.options.likeliest else None
         return Picked(token, lane.log_probability(token), likeliest)
 
+    def written(self) -> TextStream:
+        """Where its text stands, for whoever goes on from it."""
+        return self._text.fork(stop=())
+
     def accept(self, picked: Picked, reader: Reader, place: int) -> list[Event]:
         """What there is to tell now that this token is drawn."""
         self._drawn += 1
@@ -93,7 +97,7 @@ class Writing:
             if self.options.keep:
                 own = reader.select([place])
                 own.read(own.tokens([[picked.token]]))
-                state = own, self._text.fork(stop=())
+                state = own, self.written()
             events.append(Ended(reason=reason, state=state))
         return events
 

@@ -7,11 +7,12 @@ until it is finished: FAILED, or DROPPED
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from transformer_xl.batching.events import EVENT_CHARACTERS, EVENT_FIGURES, Ended, Figures, Mailbox, Wrote
 from transformer_xl.batching.lanes import Lanes, TextEvents, TextOptions, Writing
+from transformer_xl.batching.learning import LESSON_WEIGHT, Learned, Learner, learn
 from transformer_xl.batching.reading import Scored, read, scored
 from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.decoding import TextStream
@@ -39,6 +40,8 @@ class Status(Enum):
 @dataclass(frozen=True)
 class TokensRead:
     count: int
+    weight: int = 1
+    """Each took about as long as so many that are only read."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,15 @@ class Request:
 
 
 class ReadRequest(Request):
-    def __init__(self, reading: Generator[int, None, object], *, mailbox: Mailbox) -> None:
-        """`reading` yields how many tokens it has just read; what it returns is the result."""
-        super().__init__(_read_through(reading), mailbox=mailbox)
+    def __init__(self, reading: Generator[int, None, object], *, mailbox: Mailbox, weight: int = 1) -> None:
+        """`reading` yields how many tokens it has just read, each as long as `weight` of them; what it returns is the result."""
+        super().__init__(_read_through(reading, weight), mailbox=mailbox)
 
 
-def _read_through(reading: Generator[int, None, object]) -> Iterator[Piece]:
+def _read_through(reading: Generator[int, None, object], weight: int) -> Iterator[Piece]:
     while True:
         try:
-            piece: Piece = TokensRead(next(reading))
+            piece: Piece = TokensRead(next(reading), weight)
         except StopIteration as finished:
             piece = Finished(finished.value)
         yield piece
@@ -99,7 +102,7 @@ class Prompt:
     tokens: Sequence[int]
     text: TextStream
     """Stands after the prompt."""
-    source: Reader | None = None
+    source: Reader | Learner | None = None
     """What has been read before the prompt, by a session; it stays as it is."""
     echo: str | None = None
     """The prompt's text, where it is to be told first."""
@@ -135,6 +138,9 @@ class WriteRequest(Request):
 def _write(prompt: Prompt, texts: list[Writing], *, alone: int | None) -> Iterator[Piece]:
     """`alone`: what was there before is not told again, and so many more tokens are drawn before its lanes join others."""
     options = texts[0].options
+    if isinstance(prompt.source, Learner):
+        yield from _write_alone(prompt, prompt.source, texts[0])
+        return
     reader = make_reader(prompt.model) if prompt.source is None else prompt.source.fork()
     if prompt.echo is not None and alone is None:
         yield from _echo(prompt, prompt.echo, texts)
@@ -153,12 +159,44 @@ def _write(prompt: Prompt, texts: list[Writing], *, alone: int | None) -> Iterat
     yield LanesReady(lanes)
 
 
+def _write_alone(prompt: Prompt, learner: Learner, text: Writing) -> Iterator[Piece]:
+    """With weights and a cache that nobody else has. What it wrote is then read as the model's own, which is a session's new state."""
+    if prompt.tokens:
+        learner = (yield from _learned(learner, prompt.tokens)).learner
+    lanes, drawn = Lanes(learner.adaptive.lane(0).writer(), [text]), list[int]()
+    text.begin(prompt.text, prompt.tokens)
+    while True:
+        (picked,) = lanes.next()
+        drawn.append(picked.token)
+        assert lanes.reader is not None
+        *told, last = text.accept(picked, lanes.reader, 0)
+        if isinstance(last, Ended):
+            break
+        yield Output([(text, event) for event in (*told, last)])
+    lanes = Lanes()  # as large as a model, and needed no more
+    yield Output([(text, event) for event in told])
+    learned = yield from _learned(learner, drawn)
+    yield Output([(text, replace(last, state=(learned.learner, text.written())))])
+
+
+def _learned(learner: Learner, own: Sequence[int]) -> Generator[Piece, None, Learned]:
+    reading = learn(learner, own, own=True)
+    while True:
+        try:
+            count = next(reading)
+        except StopIteration as finished:
+            learned: Learned = finished.value
+            return learned
+        yield TokensRead(count, LESSON_WEIGHT)
+
+
 def _echo(prompt: Prompt, echo: str, texts: list[Writing]) -> Iterator[Piece]:
     """The prompt, told once for all the texts that go on from it, in parts."""
     first_text, shown, likeliest = texts[0], 0, texts[0].options.likeliest
     if likeliest is not None:
         # A text among its own tokens: scored by one reader, written on by another that has read it in the same pieces as ever.
-        scorer = make_reader(prompt.model, window=prompt.segment) if prompt.source is None else prompt.source.fork()
+        source = prompt.source
+        scorer = source.fork() if isinstance(source, Reader) else make_reader(prompt.model, window=prompt.segment)
         stream, begin = TextStream(prompt.tokenizer), 0
         for part in scored(scorer, prompt.tokens, segment=prompt.segment, likeliest=likeliest):
             yield TokensRead(len(part.loss_P))

@@ -271,7 +271,7 @@ class Scheduler:
             if self._closed:
                 return 0
             match piece:
-                case TokensRead(count):
+                case TokensRead(count, _):
                     self.counts.tokens_read += count
                 case Output(events):
                     self._tell(events)
@@ -288,7 +288,7 @@ class Scheduler:
                 self._leave(request, request.status)
             self._outbox.send()
             self._work = None
-        return piece.count if isinstance(piece, TokensRead) else STEP_TOKENS
+        return piece.count * piece.weight if isinstance(piece, TokensRead) else STEP_TOKENS
 
     def _write(self) -> None:
         if not len(self.lanes):

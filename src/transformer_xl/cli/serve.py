@@ -31,6 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="M", type=int, help="positions remembered, where not as trained")
     add("--admit", metavar="N", type=int, default=64, help="texts at a time; more are answered 429 (64)")
     add("--max-sessions", metavar="N", type=int, default=32, help="sessions in memory; more are answered 409 (32)")
+    add(
+        "--max-learning",
+        metavar="N",
+        type=int,
+        default=8,
+        help="of these, sessions that learn; more are answered 409 (8)",
+    )
     add("--replica", metavar="NAME", help="this server's name among several, with which the ids of its sessions begin")
     add(
         "--log-requests",
@@ -58,11 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.serving.api.saved import writable_by_others
     from transformer_xl.serving.limits import Limits
 
-    asked = Limits(admitted=arguments.admit, sessions=arguments.max_sessions, deadline_seconds=arguments.deadline)
+    asked = Limits(
+        admitted=arguments.admit,
+        sessions=arguments.max_sessions,
+        learning=arguments.max_learning,
+        deadline_seconds=arguments.deadline,
+    )
     runs, device = [Path(run) for run in arguments.runs], choose_device(arguments.device)
     where = {"device": str(device), "precision": arguments.precision}
     models, limits = load_models(runs, memory=arguments.memory, limits=asked, **where)
-    if limits != asked:
+    if (limits.admitted, limits.sessions) != (asked.admitted, asked.sessions):
         say(
             f"there is memory for {limits.admitted} texts and {limits.sessions} sessions at a time, not for {asked.admitted} and {asked.sessions};"
             " a smaller --memory makes room for more, a smaller --max-sessions for more texts"

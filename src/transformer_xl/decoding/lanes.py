@@ -76,7 +76,7 @@ class Lanes(Generic[W]):
             reader.read(reader.tokens([[token] for token in self._unread]))
             self._unread = []
         assert reader.last_hidden_BD is not None
-        next_token = Distribution(reader, reader.last_hidden_BD, edges=reader.model.config.cluster_edges)
+        next_token = Distribution(reader, reader.last_hidden_BD, edges=reader.edges)
         return next_token.ask(questions)
 
     def follow(self, places: Sequence[int], writers: Sequence[W], tokens: Sequence[int]) -> None:

@@ -81,6 +81,11 @@ class Reader(ABC):
         return len(self.read_B)
 
     @property
+    def edges(self) -> tuple[int, ...]:
+        """Between which tokens the clusters lie that logits are asked for by."""
+        return self.model.config.cluster_edges
+
+    @property
     def chunk(self) -> int:
         return chunk_of(self.lanes)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from transformer_xl.config.fields import positive
+from transformer_xl.config.fields import not_negative, positive
 from transformer_xl.errors import ConfigError
 
 PROMPT_TOKENS = 65_536
@@ -51,6 +51,10 @@ class Limits:
     """After SIGTERM, what is under way may take so long."""
     sessions: int = 32
     """In memory. One more is answered 409."""
+    learning: int = 8
+    """Of these, the sessions that learn while they read. One more is answered 409."""
+    learning_bytes: int = 1 << 30
+    """That they may take together at the worst moment; as much as there is memory for beside texts and sessions, where that is known."""
     saved: int = 256
     """Sessions on disk, and what they may take there together. One more is answered 409."""
     saved_bytes: int = 8 << 30
@@ -69,5 +73,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         positive(self, "serve", "admitted", "sessions", "saved", "saved_bytes", "connections", "figures")
+        not_negative(self, "serve", "learning", "learning_bytes")
         if not self.deadline_seconds > 0:
             raise ConfigError(f"serve.deadline_seconds: {self.deadline_seconds} is no time; it must be above 0")

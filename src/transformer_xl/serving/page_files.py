@@ -3,7 +3,7 @@
 from functools import cache
 from importlib.resources import files
 
-SCRIPTS = ("page", "attention", "chart", "losses", "pane", "server", "settings", "tokens", "wording")
+SCRIPTS = ("page", "attention", "chart", "learning", "losses", "pane", "server", "settings", "tokens", "wording")
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),

@@ -65,7 +65,7 @@ class Admission:
 
 
 def within_memory(limits: Limits, costs: Sequence[Cost], *, available: int | None) -> Limits:
-    """The limits themselves, or as many texts and sessions as there is memory for."""
+    """The limits themselves, or as many texts and sessions as there is memory for; half of what is left is for sessions that learn."""
     if available is None:
         return limits
     share = int(SHARE * available)
@@ -83,7 +83,7 @@ def within_memory(limits: Limits, costs: Sequence[Cost], *, available: int | Non
             f"`memory=`: one text and {with_texts(1).sessions} sessions at a time need up to {gigabytes(needed(1))}, and of {gigabytes(available)}"
             f" there are {gigabytes(share)} for models; give a smaller `memory=` or `max_sessions=`, or serve fewer runs"
         )
-    return with_texts(fitting)
+    return replace(with_texts(fitting), learning_bytes=(share - needed(fitting)) // 2)
 
 
 def gigabytes(count: int) -> str:

@@ -26,6 +26,22 @@ class MemoryUse(BaseModel):
     length: int
 
 
+class Adaptation(BaseModel):
+    by: Literal["gradient", "cache", "both"]
+    rate: float
+    rule: Literal["sgd", "rms"]
+    decay: float
+    learns: Literal["all", "layers", "attention", "feed_forward", "adapters"]
+    rank: int
+    segment: int
+    cache_lambda: float
+    cache_theta: float
+    cache_size: int
+    compare: bool
+    in_words: str
+    bytes: int
+
+
 class Session(BaseModel):
     id: str
     object: Literal["session"]
@@ -33,6 +49,7 @@ class Session(BaseModel):
     tokens_read: int
     memory: MemoryUse
     created: int
+    adapt: Adaptation | None = None
 
 
 class Sessions(BaseModel):
@@ -42,6 +59,7 @@ class Sessions(BaseModel):
 class Fed(Session):
     fed: int
     logprobs: list[float | None] | None = None
+    static_logprobs: list[float | None] | None = None
 
 
 class Saved(BaseModel):
@@ -69,12 +87,15 @@ class ScoredToken(BaseModel):
     start: int
     end: int
     logprob: float | None
+    static_logprob: float | None = None
 
 
 class ScoredText(BaseModel):
     tokens: list[ScoredToken]
     loss_nats: float | None
     bits: float
+    static_loss_nats: float | None = None
+    static_bits: float | None = None
     memory: MemoryUse
 
 

@@ -21,11 +21,12 @@ from transformer_xl.serving.api import answers, bodies
 from transformer_xl.serving.api.admission import Admission, Ticket, ticket
 from transformer_xl.serving.api.bodies import StrictRoute, sentences
 from transformer_xl.serving.api.completions import complete, go_on
+from transformer_xl.serving.api.learning import open_learning
 from transformer_xl.serving.api.metrics import CONTENT_TYPE, prometheus
 from transformer_xl.serving.api.models import Served
 from transformer_xl.serving.api.refusals import SAYINGS, Refusal, error_answer
 from transformer_xl.serving.api.saved import NO_FOLDER, Saved
-from transformer_xl.serving.api.scoring import attention, feed, score
+from transformer_xl.serving.api.scoring import attention, feed, score, score_in
 from transformer_xl.serving.api.sessions import Session, Sessions
 from transformer_xl.serving.api.texts import longest_name
 from transformer_xl.serving.http.aside import Gone
@@ -119,7 +120,7 @@ def make_app(
     _add_refusals(app)
     app.state.admission = Admission(limits)
     app.state.models = {served.name: served for served in models}
-    app.state.sessions, app.state.saved = Sessions(most=limits.sessions, replica=replica), saved
+    app.state.sessions, app.state.saved = Sessions(limits, replica=replica), saved
     app.state.requests = requests
     _add_open(app)
     _add_models(app)
@@ -212,7 +213,7 @@ def _add_open(app: FastAPI) -> None:
     @app.get("/metrics", responses=statuses(None, kind="text/plain"))
     async def metrics(request: Request) -> Response:
         state = request.app.state
-        text = prometheus(state.requests, state.models, admission=state.admission, sessions=len(state.sessions))
+        text = prometheus(state.requests, state.models, admission=state.admission, sessions=state.sessions)
         return Response(text, media_type=CONTENT_TYPE)
 
 
@@ -260,9 +261,12 @@ USED = Annotated[Session, Depends(used)]
 
 
 def _add_sessions(app: FastAPI) -> None:
-    @app.post("/v1/sessions", responses=statuses(answers.Session, *BODY, 409))
-    async def open_session(request: Request, body: bodies.NewSession) -> Response:
-        return JSONResponse(_sessions(request).open(_served(request, body.model)).as_json())
+    @app.post("/v1/sessions", responses=statuses(answers.Session, *WORK))
+    async def open_session(request: Request, body: bodies.NewSession, ticket: TAKEN) -> Response:
+        served, sessions = _served(request, body.model), _sessions(request)
+        if body.adapt is None:
+            return JSONResponse(sessions.open(served).as_json())
+        return JSONResponse((await open_learning(served, body.adapt, sessions, ticket)).as_json())
 
     @app.get("/v1/sessions", responses=statuses(answers.Sessions))
     async def list_sessions(request: Request) -> Response:
@@ -312,4 +316,4 @@ def _add_sessions(app: FastAPI) -> None:
 
     @app.post("/v1/sessions/{session}/score", responses=statuses(answers.Scores, *WORK))
     async def score_in_session(session: USED, body: bodies.SessionScore, ticket: TAKEN) -> Response:
-        return await score(session.served, [body], ticket, segment=None, source=session.reader)
+        return await score_in(session, body, ticket)

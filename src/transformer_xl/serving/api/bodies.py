@@ -10,6 +10,8 @@ from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 
+from transformer_xl.config.adaptation import MOST_CACHED
+from transformer_xl.inference.reader import CHUNK
 from transformer_xl.serving.api.refusals import Refusal
 from transformer_xl.serving.http.aside import SMALL, Gone, aside_unless_gone, busy
 from transformer_xl.serving.limits import (
@@ -192,8 +194,36 @@ class Attention(Given):
     head: int = Field(ge=0, lt=1 << 16, description="Counted from 0.")
 
 
+class Adapt(Body):
+    """How a session learns from what it reads. What is left out is as `txl tune-adaptation` found it for the run, or else what is usual."""
+
+    by: Literal["gradient", "cache", "both"] = "both"
+    rate: float | None = Field(None, gt=0.0, le=1e6, description="How far weights move after each segment.")
+    rule: Literal["sgd", "rms"] | None = None
+    decay: float | None = Field(None, ge=0.0, lt=1.0, description="The share of the way back, after each segment.")
+    learns: Literal["all", "layers", "attention", "feed_forward", "adapters"] | None = None
+    rank: int | None = Field(None, ge=1, le=1 << 16, description="Of the adapters.")
+    segment: int | None = Field(None, ge=1, le=CHUNK, description="Tokens between two moves.")
+    cache_lambda: float | None = Field(None, gt=0.0, lt=1.0, description="The cache's share of each prediction.")
+    cache_theta: float | None = Field(None, ge=0.0, le=1e6, description="How much the most similar states count.")
+    cache_size: int | None = Field(None, ge=1, le=MOST_CACHED, description="Positions that are kept.")
+    compare: bool = Field(False, description="Also tell what each token would have cost without learning.")
+
+    @model_validator(mode="after")
+    def nothing_in_vain(self) -> "Adapt":
+        for name in self.model_fields_set:
+            if self.by == "gradient" and name.startswith("cache_"):
+                raise ValueError("by gradient there is no cache; leave out what begins with cache_, or take both")
+            if self.by == "cache" and name in ("rate", "rule", "decay", "learns", "rank", "segment"):
+                raise ValueError(
+                    "by cache no weights move; leave out rate, rule, decay, learns, rank and segment, or take both"
+                )
+        return self
+
+
 class NewSession(Body):
     model: ModelName
+    adapt: Adapt | None = Field(None, description="The session learns while it reads.")
 
 
 class SavedName(Body):

@@ -11,6 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from transformer_xl.batching.events import Ended, Event, Figures, Mailbox, Wrote
 from transformer_xl.batching.lanes import TextOptions
+from transformer_xl.batching.learning import Learner
 from transformer_xl.batching.requests import Prompt, WriteRequest
 from transformer_xl.decoding import Sampling, start_tokens
 from transformer_xl.errors import InputError
@@ -219,14 +220,15 @@ async def complete(served: Served, body: Completion, ticket: Ticket) -> Response
 
 async def go_on(session: Session, body: Generation, ticket: Ticket) -> Response:
     """A session writes on from what it has read, and has then read what it wrote."""
-    served, source = session.served, session.reader if session.tokens_read else None
+    served, begun, learns = session.served, session.tokens_read > 0, isinstance(session.reader, Learner)
+    source = session.reader if begun or learns else None
     mailbox = ticket.take(served)
-    tokens = [] if source is not None else start_tokens(served.tokenizer, "")
+    tokens = [] if begun else start_tokens(served.tokenizer, "")
     seed = secrets.randbits(48) if body.seed is None else body.seed
-    text = session.text if source is not None else served.text_stream(tokens)
+    text = session.text if begun else served.text_stream(tokens)
     prompt = Prompt(model=served.model, tokenizer=served.tokenizer, tokens=tokens, text=text, source=source)
     ticket.reserve(extent(served, body, [prompt], n=1))
-    options = text_options(body, seed=seed, segment=None, keep=True)
+    options = text_options(body, seed=seed, segment=None, keep=not learns)
     served.submit(WriteRequest(prompt, [options], mailbox=mailbox))
     answer = Answer(served, mailbox, prompt_tokens=len(tokens), prompts=1, n=1, likeliest=body.logprobs)
     return await _answer(answer, body, ticket, session)

@@ -5,6 +5,7 @@ from itertools import accumulate
 
 from transformer_xl.serving.api.admission import Admission
 from transformer_xl.serving.api.models import Served
+from transformer_xl.serving.api.sessions import Sessions
 from transformer_xl.serving.http.gate import BOUNDS_SECONDS, Histogram, Requests
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,7 +36,7 @@ def _histogram(name: str, route: str, histogram: Histogram) -> Iterator[str]:
     yield f'{name}_count{{route="{route}"}} {below[-1]}'
 
 
-def prometheus(requests: Requests, models: Mapping[str, Served], *, admission: Admission, sessions: int) -> str:
+def prometheus(requests: Requests, models: Mapping[str, Served], *, admission: Admission, sessions: Sessions) -> str:
     lines = list[str]()
 
     def metric(name: str, kind: str, about: str, values: Iterable[tuple[str, float]]) -> None:
@@ -65,8 +66,10 @@ def prometheus(requests: Requests, models: Mapping[str, Served], *, admission: A
     for name, about, value in (
         ("in_flight", "Texts and tasks admitted.", admission.in_flight),
         ("in_flight_most", "How many are admitted: as asked for, or as there is memory for.", limits.admitted),
-        ("sessions", "Sessions in memory.", sessions),
+        ("sessions", "Sessions in memory.", len(sessions)),
         ("sessions_most", "How many there may be: as asked for, or as there is memory for.", limits.sessions),
+        ("sessions_learning", "Of these, the sessions that learn.", len(sessions.learning)),
+        ("sessions_learning_most", "How many there may be.", limits.learning),
         ("draining", "1 after SIGTERM.", int(admission.draining)),
     ):
         metric(name, "gauge", about, [("", value)])

@@ -1,6 +1,7 @@
 """A model that is being served: what there is to know of it, the thread that reads and writes with it, and another that looks into it."""
 
 import hashlib
+import logging
 from collections.abc import Generator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,19 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from transformer_xl.adaptation.tuned import Tuned, read_tuned
 from transformer_xl.analysis.attention import Row, attention_pieces, top_keys
 from transformer_xl.analysis.terms import TERMS, TOTAL
 from transformer_xl.batching.lanes import ModelFault
 from transformer_xl.batching.requests import Request
 from transformer_xl.batching.scheduler import Counts, Scheduler, State
 from transformer_xl.checkpoint import Checkpoint
+from transformer_xl.checkpoint.adapter_file import fingerprint
 from transformer_xl.checkpoint.folder import CHECKSUMS
+from transformer_xl.checkpoint.run_folder import ADAPTATION
 from transformer_xl.config import EvaluationConfig
 from transformer_xl.decoding import TextStream
 from transformer_xl.errors import CheckpointError
 from transformer_xl.inference import make_reader
 from transformer_xl.model import TransformerXL, twin
 from transformer_xl.serving.limits import Limits
+
+log = logging.getLogger("transformer_xl.serving")
 
 UNITS = {"byte": "byte", "char": "character", "word": "word", "bpe": "piece", "number": "number"}
 
@@ -31,6 +37,14 @@ class Served:
         self.name, self.checkpoint, self.limits = name, checkpoint, limits
         self.model, self.tokenizer = checkpoint.model.eval(), checkpoint.tokenizer
         self._checksums = _checksums_of(checkpoint)
+        self.tuned: Tuned | None = None
+        """How it should learn while it reads, where the run says so."""
+        self.tuned_is_wrong = False
+        try:
+            self.tuned = _tuned_of(checkpoint)
+        except CheckpointError as error:
+            self.tuned_is_wrong = True
+            log.warning("%s: no session learns, for %s", name, error)
         self.counts = Counts()
         # Made now because it builds the kernels where they are not built yet: nobody's request should wait for that.
         self.blank = make_reader(self.model)
@@ -169,6 +183,14 @@ def _checksums_of(checkpoint: Checkpoint) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read any more ({error.strerror}); start the server again") from None
+
+
+def _tuned_of(checkpoint: Checkpoint) -> Tuned | None:
+    """Read when the model is loaded, too; weights are compared only where there is anything to compare."""
+    run = checkpoint.run
+    if run is None or not (run.path / ADAPTATION).exists():
+        return None
+    return read_tuned(run, base=fingerprint(checkpoint.model.state_dict()))
 
 
 def name_of(run: Path, taken: Sequence[str]) -> str:

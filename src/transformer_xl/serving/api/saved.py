@@ -2,8 +2,10 @@
 
     saved/              locked by whoever reads or changes anything in it: two servers may share it
       novel/            0700
-        engine.safetensors  0600, what the model remembers
-        session.json        0600, by which model, and where in the text
+        engine.safetensors    0600, what the model remembers
+        session.json          0600, by which model, and where in the text
+        learning.safetensors  0600, in place of the first where the session learns: weights, memory, cache
+        still.safetensors     0600, and what it remembers without, where both are compared
 
 What stands there may have been put there by anybody who can write to the folder: every field is checked, and no link is followed.
 """
@@ -17,19 +19,24 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from transformer_xl import files
-from transformer_xl.batching.budget import saved_bytes
+from transformer_xl.batching.budget import HEADER_BYTES, LearningCost, saved_bytes
+from transformer_xl.batching.learning import ADAPTIVE, STILL, Learner
+from transformer_xl.config import AdaptationConfig
+from transformer_xl.config.adaptation import MOST_CACHED
 from transformer_xl.decoding import TextStream
-from transformer_xl.errors import InputError, TransformerXLError
+from transformer_xl.errors import ConfigError, InputError, TransformerXLError
 from transformer_xl.files import write_text
 from transformer_xl.inference import Reader, restore_reader
+from transformer_xl.inference.reader import CHUNK
 from transformer_xl.serving.api.bodies import SESSION_NAME
+from transformer_xl.serving.api.learning import NO_SIZES, statistics_for
 from transformer_xl.serving.api.models import Served
 from transformer_xl.serving.api.refusals import Refusal
 from transformer_xl.serving.api.sessions import Session
@@ -37,6 +44,8 @@ from transformer_xl.serving.limits import Limits
 
 ENGINE, ABOUT = "engine.safetensors", "session.json"
 ABOUT_BYTES = 4096
+NAMES_BYTES = 8192
+"""More than the names of one layer's moving weights take."""
 LOCK_SECONDS = 10.0
 """So long another server's saving is waited for."""
 PAUSE_EVERY_SECONDS = 0.1
@@ -59,6 +68,29 @@ class Place(BaseModel):
     line_begins: Annotated[int, Field(ge=0, le=1)]
 
 
+class SavedAdaptation(BaseModel):
+    """How it learns; what the numbers may be is checked where they become settings."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    rate: float
+    rule: str
+    decay: float
+    learns: str
+    rank: Annotated[int, Field(ge=1, le=1 << 16)]
+    segment: Annotated[int, Field(ge=1, le=CHUNK)]
+    cache_lambda: float
+    cache_theta: float
+    cache_size: Annotated[int, Field(ge=1, le=MOST_CACHED)]
+    cache_context: int
+    compare: bool
+    sizes: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+    """The fingerprint of the sizes of gradients, where it learns by them."""
+
+    def settings(self) -> AdaptationConfig:
+        return AdaptationConfig(**self.model_dump(exclude={"compare", "sizes"}))
+
+
 class About(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -66,6 +98,7 @@ class About(BaseModel):
     """The fingerprint of its weights and lengths."""
     memory: Annotated[int, Field(ge=0, lt=1 << 62)] | None = None
     """The length among them, so that a model that remembers another can say so."""
+    adapt: SavedAdaptation | None = None
     text: Place
 
 
@@ -130,15 +163,22 @@ class Saved:
     # --- on the thread, with the lock
 
     def _save(self, session: Session, name: str) -> int:
-        path, served = self._path(name), session.served
-        self._check_quota(name, saved_bytes(served.model) + ABOUT_BYTES)
-        place = Place.model_validate(session.text.place())
-        about = About(model=served.fingerprint, memory=served.memory, text=place)
+        path, served, reader = self._path(name), session.served, session.reader
+        place, how = Place.model_validate(session.text.place()), None
+        if isinstance(reader, Learner):
+            compare = reader.still is not None
+            how = SavedAdaptation(**asdict(reader.how), compare=compare, sizes=reader.sizes)
+        about = About(model=served.fingerprint, memory=served.memory, text=place, adapt=how)
+        sizes = _file_sizes(served, about)
+        self._check_quota(name, sum(sizes.values()) + ABOUT_BYTES)
         with files.atomic_folder(path) as folder:
             os.chmod(folder, 0o700)
-            session.reader.save(folder / ENGINE)
-            write_text(folder / ABOUT, about.model_dump_json(indent=2) + "\n")
-            for file in (ENGINE, ABOUT):
+            if isinstance(reader, Learner):
+                reader.save(folder)
+            else:
+                reader.save(folder / ENGINE)
+            write_text(folder / ABOUT, about.model_dump_json(indent=2, exclude_none=True) + "\n")
+            for file in (*sizes, ABOUT):
                 os.chmod(folder / file, 0o600)
         return _size(path)
 
@@ -160,13 +200,32 @@ class Saved:
             _check_regular(path / ABOUT, most=ABOUT_BYTES)
             about = About.model_validate_json((path / ABOUT).read_bytes())
             served = _model_of(about, models)
+            text = TextStream.at(served.tokenizer, about.text.model_dump())
+            if about.adapt is not None:
+                return self._read_learning(path, served, about.adapt, text)
             _check_regular(path / ENGINE, most=saved_bytes(served.model))
             reader = restore_reader(served.model, path / ENGINE, lanes=1)
             _check_reader(reader, served)
-            text = TextStream.at(served.tokenizer, about.text.model_dump())
         except (TransformerXLError, ValueError, KeyError, TypeError, RuntimeError, OSError):
             raise Refusal(409, DAMAGED) from None
         return Session(served=served, reader=reader, text=text)
+
+    def _read_learning(self, path: Path, served: Served, about: SavedAdaptation, text: TextStream) -> Session:
+        """What it would take is reckoned by its settings before anything of it is read."""
+        how, compare = about.settings(), about.compare
+        taken, most = LearningCost.of(served.model, how, compare=compare).session, self._limits.learning_bytes
+        if taken > most:
+            raise Refusal(409, f"this session takes up to {taken:,} bytes, and sessions that learn may take {most:,}")
+        for file, size in _learning_sizes(served, about).items():
+            _check_regular(path / file, most=size)
+        try:
+            statistics = statistics_for(served, how)
+        except ConfigError:
+            raise Refusal(409, NO_SIZES) from None
+        if about.sizes != ("" if statistics is None else statistics.fingerprint):
+            raise Refusal(409, "this session learned by sizes of gradients that its run has no more; open another")
+        learner = Learner.restore(served.model, path, how, statistics=statistics, compare=compare)
+        return Session(served=served, reader=learner, text=text, learning_bytes=taken)
 
     def _path(self, name: str) -> Path:
         """A folder, or nothing."""
@@ -211,6 +270,17 @@ class Saved:
             yield
         finally:
             os.close(descriptor)  # and the lock goes with it
+
+
+def _file_sizes(served: Served, about: About) -> dict[str, int]:
+    """The files of a session beside what is about it, and the most that each takes."""
+    return {ENGINE: saved_bytes(served.model)} if about.adapt is None else _learning_sizes(served, about.adapt)
+
+
+def _learning_sizes(served: Served, about: SavedAdaptation) -> dict[str, int]:
+    how, names = about.settings(), HEADER_BYTES + NAMES_BYTES * served.model.config.n_layer
+    state = LearningCost.of(served.model, how, compare=False).state + names
+    return {ADAPTIVE: state, STILL: state} if about.compare else {ADAPTIVE: state}
 
 
 def _model_of(about: About, models: list[Served]) -> Served:

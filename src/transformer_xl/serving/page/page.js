@@ -1,6 +1,7 @@
 // The page's doings, top to bottom: what is remembered, runs to choose from, reading, generating, and looking back from a token.
 
 import { Attention } from "./attention.js";
+import { learned } from "./learning.js";
 import { LossCharts } from "./losses.js";
 import { Pane } from "./pane.js";
 import { ask, Refusal, streamed, useKey } from "./server.js";
@@ -119,9 +120,8 @@ function clearPanes() {
   attention.clear();
 }
 
-function makePanes() {
+function makePanes(ways = { on: ["on"], off: ["off"], both: ["on", "off"] }[memoryChoice()]) {
   clearPanes();
-  const ways = { on: ["on"], off: ["off"], both: ["on", "off"] }[memoryChoice()];
   if (byId("results").getBoundingClientRect().top > 0.6 * innerHeight) byId("results").scrollIntoView({ behavior: "smooth" });
   panes = ways.map((memory) => new Pane(memory, { about: about(), choose, keep, point: pointAtTwin }));
   byId("panes").replaceChildren(...panes.map(({ element }) => element));
@@ -151,7 +151,7 @@ async function job(doing, work) {
 
 function setBusy(busy) {
   byId("stop").disabled = !busy;
-  byId("generate").disabled = byId("read").disabled = byId("run").disabled = busy;
+  for (const id of ["generate", "read", "learn", "run"]) byId(id).disabled = busy;
   byId("panes").ariaBusy = String(busy);
 }
 
@@ -166,6 +166,27 @@ function read() {
   return job("Reading…", async (signal) => {
     await Promise.all(makePanes().map((pane) => score(pane, text, signal)));
     return `Read ${tokenCount(panes[0].tokens.length)}.`;
+  });
+}
+
+// The text's very tokens go to a session that learns; the picture grows with every piece.
+function learn() {
+  const text = byId("text").value;
+  if (!text) return problem(new Refusal("There is no text to learn from; write some first.", 0));
+  return job("Learning…", async (signal) => {
+    const model = byId("run").value;
+    const [pane] = makePanes(["learn"]);
+    const scored = await ask("/v1/score", { model, text }, signal);
+    const tokens = readTokens(text, scored.tokens);
+    pane.fill(0, scored.memory.length);
+    let how = "";
+    for await (const { first, logprobs, static_logprobs, adapt } of learned(model, tokens.map(({ id }) => id), signal)) {
+      how = adapt.in_words;
+      pane.write(logprobs.map((logprob, place) => ({ ...tokens[first + place], logprob, still: static_logprobs[place] })));
+      byId("count").textContent = `${tokenCount(pane.tokens.length)} so far`;
+      charts.show(panes);
+    }
+    return `${signal.aborted ? "Stopped after" : "Learned from"} ${tokenCount(pane.tokens.length)}: ${how}.`;
   });
 }
 
@@ -248,6 +269,7 @@ function pointAtTwin(pane, place) {
 
 function choose(pane, place) {
   if (!about().attention) return say("This run is recurrent: it has no attention to look at.");
+  if (pane.memory === "learn") return say("Where it looked is shown for weights that stand still: press Read.");
   for (const other of panes) other.view.select(other === pane ? place : -1);
   return attention.look({ model: byId("run").value, tokens: pane.tokens, place, memory: pane.memory });
 }
@@ -269,6 +291,7 @@ byId("ask").noValidate = true;
 byId("ask").addEventListener("input", store);
 byId("settings").addEventListener("toggle", () => remember({ settings: byId("settings").open }));
 byId("read").addEventListener("click", read);
+byId("learn").addEventListener("click", learn);
 byId("stop").addEventListener("click", () => running?.abort());
 byId("run").addEventListener("change", () => {
   store();

@@ -3,7 +3,7 @@
 import { TokenView } from "./tokens.js";
 import { count, nats, tokens as tokenCount } from "./wording.js";
 
-const NAMES = { on: "Memory on", off: "Memory off" };
+const NAMES = { on: "Memory on", off: "Memory off", learn: "Learning while it reads" };
 const UNITS = { byte: "byte", character: "character", word: "word", piece: "piece" };
 
 // Mean loss in nats over the tokens that have one.
@@ -28,7 +28,8 @@ export class Pane {
       choose: (place) => choose(this, place),
       point: (place) => point(this, place),
     });
-    part(".detail").textContent = "Point at a token for its surprise; click it, or press Enter, to see where the model looked.";
+    const looks = memory === "learn" ? "" : "; click it, or press Enter, to see where the model looked";
+    part(".detail").textContent = `Point at a token for its surprise${looks}.`;
   }
 
   get tokens() {

@@ -15,14 +15,14 @@ export function useKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
-async function send(path, body, signal) {
+async function send(path, body, signal, method = body ? "POST" : "GET") {
   const headers = {};
   const key = sessionStorage.getItem(KEY);
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body) headers["Content-Type"] = "application/json";
   let answer;
   try {
-    answer = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+    answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal, keepalive: method === "DELETE" });
   } catch (failure) {
     throw failure.name === "AbortError" ? failure : new Refusal("The server does not answer; is txl serve still running?", 0);
   }
@@ -43,6 +43,11 @@ async function sentenceOf(answer) {
 
 export async function ask(path, body, signal) {
   return (await send(path, body, signal)).json();
+}
+
+// Something that the server keeps for us goes, also while the page is being left. If it is gone already, nobody minds.
+export function forget(path) {
+  send(path, null, undefined, "DELETE").catch(() => {});
 }
 
 // The chunks of a streamed answer. Leaving the loop early closes the connection, which frees the server's slot.
