@@ -1,7 +1,7 @@
 """Kernels for what is done most, built on this machine: C++ for processors behind one door, Triton for NVIDIA cards behind another. Where they cannot be
 had, callers compute the same with torch's own operations."""
 
-from transformer_xl.native.capabilities import Kernel, supports
+from transformer_xl.native.capabilities import Kernel, supports, unsupported
 from transformer_xl.native.cuda import TiledAttention, cuda_usable
 from transformer_xl.native.doors import (
     DTYPES,
@@ -38,5 +38,6 @@ __all__ = [
     "panel_width",
     "relu_drop_backward",
     "supports",
+    "unsupported",
     "usable",
 ]

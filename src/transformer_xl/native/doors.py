@@ -100,11 +100,51 @@ class Inputs(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in INPUTS)
 
 
+class PortableLayer(ctypes.Structure):
+    """Of a reader whose bits are the same everywhere (`portable.py`), as the two after it."""
+
+    _fields_ = tuple(
+        (name, c_void_p)
+        for name in (
+            *("query_key_value", "output", "inner", "outer", "inner_bias", "outer_bias"),
+            *("attention_norm", "attention_norm_bias", "feed_norm", "feed_norm_bias"),
+            *("content_bias", "position_bias", "relative", "neighbours", "keys", "values"),
+        )
+    )
+
+
+class PortableWords(ctypes.Structure):
+    _fields_ = tuple(
+        (name, c_void_p)
+        for name in (
+            *("embedding", "head", "bias", "norm", "norm_bias", "tables", "projection"),
+            *("orders", "clock", "history"),
+        )
+    )
+
+
+class PortableSizes(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in (
+                *("layers", "lanes", "heads", "width", "model", "inner", "vocabulary", "ring", "reach", "distances"),
+                *("pre_norm", "neighbours", "orders", "run_rows", "run_width"),
+            )
+        ),
+        *((name, c_double) for name in ("eps", "scale")),
+    )
+
+
 class _Field(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("offset", c_int64))
 
 
-STRUCTURES = {"fields_of_inference": (Layer, Sizes, Words, Ngrams, Choice), "fields_of_training": (Shape, Inputs)}
+STRUCTURES = {
+    "fields_of_inference": (Layer, Sizes, Words, Ngrams, Choice),
+    "fields_of_training": (Shape, Inputs),
+    "fields_of_portable": (PortableLayer, PortableSizes, PortableWords),
+}
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "step": (POINTER(Sizes), c_double, POINTER(Layer), *[c_void_p] * 4),
     "write": (
@@ -127,6 +167,16 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "few_backward": (*[c_void_p] * 5, *[c_int64] * 3),
     "attend_forward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 2),
     "attend_backward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 10),
+    "portable_read": (
+        POINTER(PortableSizes),
+        POINTER(PortableLayer),
+        POINTER(PortableWords),
+        c_void_p,
+        c_int64,
+        c_void_p,
+    ),
+    "portable_product": (*[c_void_p] * 4, *[c_int64] * 3),
+    "portable_known_answer": (c_void_p,),
 }
 """What each kernel takes, before the number of threads."""
 DONE, OUT_OF_BOUNDS, NO_MEMORY = range(3)
@@ -188,9 +238,8 @@ def _kernel(name: str, dtype: torch.dtype) -> Any:
 
 
 def _call(name: str, dtype: torch.dtype, *arguments: object, threads: int | None = None) -> None:
-    """`threads` at most, of torch's own number."""
-    most = torch.get_num_threads()
-    answer = _kernel(name, dtype)(*arguments, most if threads is None else min(threads, most))
+    """By torch's own number of threads, unless it is told."""
+    answer = _kernel(name, dtype)(*arguments, torch.get_num_threads() if threads is None else threads)
     if answer == NO_MEMORY:
         raise MemoryError(
             f"the kernel {name} found no memory for its work; read fewer lanes or shorter pieces at a time"
@@ -299,7 +348,17 @@ class Layers:
         z = self._at(end, limit)
         hidden = _place("hidden states", hidden_BD, self.dtype, (z.lanes, z.model))
         lowest = _place("lowest positions", lowest_B, torch.int64, (z.lanes,))
-        _call("step", self.dtype, z, self.eps, self.layers, *self._norm, hidden, lowest, threads=self.threads)
+        _call(
+            "step",
+            self.dtype,
+            z,
+            self.eps,
+            self.layers,
+            *self._norm,
+            hidden,
+            lowest,
+            threads=min(self.threads, torch.get_num_threads()),
+        )
 
     def take_words(
         self, embedding_VD: Tensor, output_VD: tuple[Tensor, Tensor | None], bias_V: Tensor, *, scale: float
@@ -356,7 +415,7 @@ class Layers:
         recent = _place("recent tokens", recent_BP, torch.int64, (z.lanes, self._ngrams.longest - 1))
         given = (z, self.eps, self.layers, *self._norm, self._words, self._ngrams, choices, recent, tokens, steps)
         written = (drawn_NB.data_ptr(), hidden_BD.data_ptr(), lowest)
-        _call("write", self.dtype, *given, *written, threads=self.threads)
+        _call("write", self.dtype, *given, *written, threads=min(self.threads, torch.get_num_threads()))
         return drawn_NB, hidden_BD
 
     def attend(
