@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transformer_xl import native
+from transformer_xl.config import ModelConfig
 from transformer_xl.errors import ConfigError, InputError, shown
 from transformer_xl.inference.sines import MOST_TURNS, sinusoid
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import AnyModel, TransformerXL
 from transformer_xl.model.encodings import RelativeEncoding
 from transformer_xl.model.layer import Layer
 from transformer_xl.model.memory import check_fits
@@ -42,16 +43,14 @@ class PortableReader:
     fingerprint: bytes
     """SHA-256 of the weights and of all else that decides the bits."""
 
-    def __init__(
-        self, model: TransformerXL, *, lanes: int, memory: int | None = None, threads: int | None = None
-    ) -> None:
+    def __init__(self, model: AnyModel, *, lanes: int, memory: int | None = None, threads: int | None = None) -> None:
         """`memory`: other than the model's own. `threads`: torch's number, unless told; the bits are the same by any."""
-        memory = model.config.memory if memory is None else memory
+        read = _checked_model(model)
+        memory = read.config.memory if memory is None else memory
         threads = torch.get_num_threads() if threads is None else threads
         _check_numbers(lanes=lanes, memory=memory, threads=threads)
         self.lanes, self.memory, self.threads = lanes, memory, threads
-        self.config = replace(model.config, memory=memory)
-        _check_model(model, self.config)
+        self.config = replace(read.config, memory=memory)
         if native.library() is None:
             raise InputError(
                 "the same bits everywhere are computed by compiled kernels alone, which cannot be had here; install g++, or a wheel that brings them"
@@ -64,10 +63,9 @@ class PortableReader:
             lanes * self.config.n_layer * ring * self.config.n_head * (self.config.d_head + padded(self.config.d_head))
         )
         check_fits(kept, like=torch.empty(0), what=f"a memory of {shown(memory)} positions for {shown(lanes)} lanes")
-        weights = {name: value.detach().to("cpu", torch.float32) for name, value in model.state_dict().items()}
-        self.fingerprint = _fingerprint(self.config, weights)
+        self.fingerprint = _fingerprint(self.config, read)
         self._clock_B = torch.zeros(lanes, dtype=torch.int64)
-        self._layers = self._laid_out(model, ring=ring)
+        self._layers = self._laid_out(read, ring=ring)
 
     def read(self, tokens_B: NDArray[np.int64]) -> Frequencies:
         """Each lane reads its token, [lanes]; how often each word is the next, [lanes, vocabulary]: at least 1, and 2^TOTAL_BITS in all."""
@@ -178,26 +176,28 @@ def _check_numbers(**numbers: int) -> None:
         )
 
 
-def _check_model(model: TransformerXL, config: object) -> None:
+def _checked_model(model: AnyModel) -> TransformerXL:
     if not isinstance(model, TransformerXL):
         raise ConfigError(
-            f"the same bits everywhere are for Transformer-XL, and this model is a {type(model).__name__}"
+            f"the same bits everywhere are for Transformer-XL, and this model is of the kind {type(model).__name__}; take another"
         )
     for name in native.unsupported("portable", model.config):
         raise ConfigError(
             f"model.{name}: {shown(getattr(model.config, name))} cannot be read in the same bits everywhere, which is for the relative encoding, a plain"
-            " softmax and a memory that starts empty"
+            " softmax and a memory that starts empty; take a model that has them"
         )
     if model.config.vocabulary > portable.MOST_WORDS:
         raise ConfigError(
-            f"model.vocabulary: {model.config.vocabulary:,} words are more than the {portable.MOST_WORDS:,} that can be read in the same bits everywhere"
+            f"model.vocabulary: {model.config.vocabulary:,} words are more than the {portable.MOST_WORDS:,} that can be read in the same bits everywhere; take another model"
         )
     if model.attend is not None:
         raise InputError("the model's attention was replaced by another; set model.attend to None")
+    return model
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float32).contiguous()
+    """A copy: a model that goes on learning changes nothing here."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
 def _row(tensor: Tensor) -> Tensor:
@@ -227,10 +227,11 @@ DECIDING = (
 """What a configuration decides beyond the shapes of the weights."""
 
 
-def _fingerprint(config: object, weights: dict[str, Tensor]) -> bytes:
+def _fingerprint(config: ModelConfig, model: TransformerXL) -> bytes:
     digest = hashlib.sha256(ARITHMETIC.encode())
     digest.update(json.dumps([TOTAL_BITS, {name: getattr(config, name) for name in DECIDING}], sort_keys=True).encode())
-    for name in sorted(weights):
-        digest.update(json.dumps([name, list(weights[name].shape)]).encode())
-        digest.update(weights[name].contiguous().numpy().tobytes())
+    for name, value in sorted(model.state_dict().items()):
+        if not name.startswith("auxiliary_classifiers."):  # nobody reads with them
+            digest.update(json.dumps([name, list(value.shape)]).encode())
+            digest.update(_plain(value).numpy().astype("<f4").tobytes())
     return digest.digest()

@@ -35,6 +35,7 @@ struct PortableSizes {
 };
 
 constexpr i64 MOST_AT_ONCE = 64;      // rows that pass through the layers together
+constexpr i64 MOST_OF_A_LANE = 16;    // where others could be read beside it: so many look at what it keeps while it is in cache
 constexpr i64 MOST_SCORES = 1 << 20;  // that they may need room for
 constexpr int MOST_MIXED = 6;            // sixteens of what is gathered at a time
 
@@ -94,7 +95,7 @@ struct Portable {
     const i64 runs = z.orders * z.run_width, widest = std::max({3 * HQ, D, F_, V});
     team.hidden.assign(most * D, 0), team.prepared.assign(most * D, 0), team.mixed_tokens.assign(most * runs, 0);
     team.content.assign(most * HQ, 0), team.position.assign(most * HQ, 0), team.mixed.assign(most * HQ, 0);
-    team.inner.assign(most * F_, 0), team.out.assign(most * widest, 0), team.nothing.assign(widest, 0);
+    team.inner.assign(most * F_, 0), team.out.assign(most * widest, 0), team.nothing.assign(std::max(widest, z.distances), 0);
   }
 
   Span share(i64 count) const { return {count * mine / size, count * (mine + 1) / size}; }
@@ -280,7 +281,7 @@ struct Portable {
   // Not inlined: no operation may be moved before the rounding is known.
   __attribute__((noinline)) void read(const Span& of, i64 most) {
     for (lane = of.first; lane < of.last; lane += lanes) {
-      lanes = std::min(of.last - lane, most);
+      lanes = std::clamp<i64>(most / std::min(length, MOST_OF_A_LANE), 1, of.last - lane);
       for (done = 0; done < length; done += now) {
         now = std::min(length - done, std::max<i64>(1, most / lanes));
         rows = lanes * now;
