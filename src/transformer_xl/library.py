@@ -463,7 +463,7 @@ class Loaded:
         """A reader that remembers the last `memory` tokens of each lane, new (with one lane) or as it was saved; see `inference.Engine`. `portable`: one that
         tells the next token's frequencies, in the same bits on every machine; see `inference.PortableReader`."""
         if state is not None and portable:
-            raise InputError("state: a portable reader keeps none between processes; leave it out, or `portable=True`")
+            raise InputError("state: a portable reader keeps none between processes; leave it out")
         if state is not None:
             return restore_reader(self.model, state, lanes=lanes, memory=memory, weights=weights)
         lanes = 1 if lanes is None else lanes

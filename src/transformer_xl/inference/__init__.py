@@ -58,7 +58,7 @@ def make_reader(
     if portable:
         for name, given, usual in (("sight", sight, "last"), ("weights", weights, "exact"), ("window", window, None)):
             if given != usual:
-                raise InputError(f"{name}: {given!r} cannot be read with `portable=True`; leave it out")
+                raise InputError(f"{name}: {given!r} is not for a portable reader; leave it out")
         return PortableReader(model, lanes=lanes, memory=memory)
     kind, how = _kind(model, memory=memory, sight=sight, weights=weights, window=window)
     reader: Reader = kind(model, lanes=lanes, **how)
