@@ -6,10 +6,8 @@ from transformer_xl.native.cuda import TiledAttention, cuda_usable
 from transformer_xl.native.doors import (
     DTYPES,
     FEW,
-    INPUTS,
     UNLIMITED,
     Attention,
-    Choice,
     Layers,
     drop,
     few_backward,
@@ -19,6 +17,7 @@ from transformer_xl.native.doors import (
     relu_drop_backward,
     usable,
 )
+from transformer_xl.native.structures import INPUTS, Choice
 
 __all__ = [
     "DTYPES",

@@ -584,13 +584,6 @@ struct Ngrams {
   i64 count, rows, width, longest;
 };
 
-inline i64 row_of_run(i64 hash, i64 rows) {
-  constexpr i64 BITS = 0x7fffffff;
-  hash = ((hash ^ (hash >> 15)) * 0x2c1b3c6d) & BITS;
-  hash = ((hash ^ (hash >> 12)) * 0x297a2d39) & BITS;
-  return (hash ^ (hash >> 15)) % rows;
-}
-
 // One thread's room for writing: for the words of a draw, and for the rows of a token's runs.
 template <class T>
 struct Desk {

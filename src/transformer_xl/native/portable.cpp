@@ -39,13 +39,6 @@ constexpr i64 MOST_OF_A_LANE = 16;    // where others could be read beside it: s
 constexpr i64 MOST_SCORES = 1 << 20;  // that they may need room for
 constexpr int MOST_MIXED = 6;            // sixteens of what is gathered at a time
 
-inline i64 row_of_run(i64 hash, i64 rows) {  // as `inference.cpp` and `model/ngrams.py`
-  constexpr i64 BITS = 0x7fffffff;
-  hash = ((hash ^ (hash >> 15)) * 0x2c1b3c6d) & BITS;
-  hash = ((hash ^ (hash >> 12)) * 0x297a2d39) & BITS;
-  return (hash ^ (hash >> 15)) % rows;
-}
-
 struct Span {
   i64 first, last;
 };

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from transformer_xl.errors import InputError
 from transformer_xl.native import doors
-from transformer_xl.native.doors import PortableLayer, PortableSizes, PortableWords
+from transformer_xl.native.structures import PortableLayer, PortableSizes, PortableWords
 
 SIXTEEN = 16
 """Outputs of a panel, positions of a ring's panel: the width of every machine's vectors divides it."""

@@ -81,6 +81,14 @@ struct Meeting {
   }
 };
 
+// Of a run of tokens, in the table of its order (`model/ngrams.py`).
+inline i64 row_of_run(i64 hash, i64 rows) {
+  constexpr i64 BITS = 0x7fffffff;
+  hash = ((hash ^ (hash >> 15)) * 0x2c1b3c6d) & BITS;
+  hash = ((hash ^ (hash >> 12)) * 0x297a2d39) & BITS;
+  return (hash ^ (hash >> 15)) % rows;
+}
+
 template <class T>
 struct Wide {
   static constexpr int width = BYTES / sizeof(T);
