@@ -49,13 +49,12 @@ def build(native: Path, recipe: dict[str, Any], machine: str, march: str, folder
     compiler = shlex.split(os.environ.get("CXX") or "c++") if own else [f"{machine}-linux-gnu-g++"]
     sources = recipe["sources"](native)
     objects = [folder / f"{march}-{source.stem}.o" for source in sources]
-    common = [*compiler, *recipe["FLAGS"], f"-march={march}", "-c"]
+    commands = [
+        [*compiler, *recipe["flags_of"](source), f"-march={march}", "-c", str(source), "-o", str(made)]
+        for source, made in zip(sources, objects, strict=True)
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(
-            threads.map(
-                lambda pair: run([*common, str(pair[0]), "-o", str(pair[1])]), zip(sources, objects, strict=True)
-            )
-        )
+        list(threads.map(run, commands))
     path: Path = folder / recipe["shipped_name"](native, march)
     # Without -fopenmp: it names no OpenMP library of its own, and takes the one that torch has loaded, whatever its file is called.
     run([*compiler, "-shared", "-s", *map(str, objects), "-o", str(path)])

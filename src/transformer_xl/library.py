@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from transformer_xl.evaluation.scores import Scores
 from transformer_xl.evaluation.scoring import Rule, RuleName
 from transformer_xl.evaluation.sweep import Sweep
 from transformer_xl.files import path_from_text
-from transformer_xl.inference import Reader, make_reader, restore_reader
+from transformer_xl.inference import PortableReader, Reader, make_reader, restore_reader
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel, twin
 
@@ -434,6 +434,22 @@ class Loaded:
             raise InputError("a model with memory 0 sees no text before a token; give it some, such as memory=128")
         return self.engine(weights=weights)
 
+    @overload
+    def engine(
+        self, *, lanes: int | None = ..., memory: int | None = ..., portable: Literal[True]
+    ) -> PortableReader: ...
+
+    @overload
+    def engine(
+        self,
+        *,
+        lanes: int | None = ...,
+        memory: int | None = ...,
+        state: Path | str | None = ...,
+        weights: WeightKind = ...,
+        portable: Literal[False] = ...,
+    ) -> Reader: ...
+
     @checked
     def engine(
         self,
@@ -442,11 +458,16 @@ class Loaded:
         memory: int | None = None,
         state: Path | str | None = None,
         weights: WeightKind = "exact",
-    ) -> Reader:
-        """A reader that remembers the last `memory` tokens of each lane, new (with one lane) or as it was saved; see `inference.Engine`."""
+        portable: bool = False,
+    ) -> Reader | PortableReader:
+        """A reader that remembers the last `memory` tokens of each lane, new (with one lane) or as it was saved; see `inference.Engine`. `portable`: one that
+        tells the next token's frequencies, in the same bits on every machine; see `inference.PortableReader`."""
+        if state is not None and portable:
+            raise InputError("state: a portable reader keeps none between processes; leave it out")
         if state is not None:
             return restore_reader(self.model, state, lanes=lanes, memory=memory, weights=weights)
-        return make_reader(self.model, lanes=1 if lanes is None else lanes, memory=memory, weights=weights)
+        lanes = 1 if lanes is None else lanes
+        return make_reader(self.model, lanes=lanes, memory=memory, weights=weights, portable=portable)  # type: ignore[call-overload, no-any-return]
 
 
 @checked

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.native import building, doors
+from transformer_xl.native import building, doors, recipe
 
 needs_compiler = pytest.mark.skipif(building.library() is None, reason="no C++ compiler here")
 SMALL = 'extern "C" int answer() { return 42; }\n'
@@ -168,10 +168,9 @@ def test_a_sanitizer_that_would_end_the_process_is_not_loaded(fresh, monkeypatch
 
 @needs_compiler
 def test_the_source_compiles_without_a_warning(tmp_path):
-    flags = [
-        flag for flag in building.FLAGS if flag != "-O3"
-    ]  # -Wall asks about the source, and -O0 answers in a second
-    sources = [str(path) for path in sorted(building.FOLDER.glob("*.cpp"))]
+    # -Wall asks about the source, and -O0 answers in a second.
+    flags = [flag for flag in (*recipe.FLAGS, *building.FLAGS, "-shared") if flag != "-O3"]
+    sources = [str(path) for path in recipe.sources(building.FOLDER)]
     command = ["c++", *flags, "-Wall", "-Wextra", "-Werror", *sources, "-o", str(tmp_path / "kernels.so")]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr

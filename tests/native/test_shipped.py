@@ -169,7 +169,7 @@ def computed(python, to: Path, *words, **environment) -> dict[str, torch.Tensor]
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, name: str, *, single: float) -> None:
     """`single`: how far single precision may be off, of models whose large weights multiply a rounding; double precision, by the same code, is what tells."""
-    if not expected.is_floating_point():
+    if not expected.is_floating_point() or "portable" in name:
         assert torch.equal(found, expected), name
         return
     far = 1e-10 if expected.dtype is torch.float64 else single

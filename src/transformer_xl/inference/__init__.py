@@ -1,17 +1,46 @@
 """Reading text with a trained model, computing nothing twice."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from transformer_xl.errors import InputError
 from transformer_xl.inference.engine import Engine, Sight
+from transformer_xl.inference.portable import PortableReader
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.recurrent import RecurrentEngine
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.inference.windows import WindowReader
 from transformer_xl.model import AnyModel, Recurrent
 
-__all__ = ["Engine", "Reader", "RecurrentEngine", "Sight", "WindowReader", "make_reader", "restore_reader"]
+__all__ = [
+    "Engine",
+    "PortableReader",
+    "Reader",
+    "RecurrentEngine",
+    "Sight",
+    "WindowReader",
+    "make_reader",
+    "restore_reader",
+]
+
+
+@overload
+def make_reader(
+    model: AnyModel, *, lanes: int = ..., memory: int | None = ..., portable: Literal[True]
+) -> PortableReader: ...
+
+
+@overload
+def make_reader(
+    model: AnyModel,
+    *,
+    lanes: int = ...,
+    memory: int | None = ...,
+    sight: Sight = ...,
+    weights: WeightKind = ...,
+    window: int | None = ...,
+    portable: Literal[False] = ...,
+) -> Reader: ...
 
 
 def make_reader(
@@ -22,8 +51,15 @@ def make_reader(
     sight: Sight = "last",
     weights: WeightKind = "exact",
     window: int | None = None,
-) -> Reader:
-    """The reader of this kind of model. `memory`: other than the model's own. `window`: what is shown of a text where there is no memory."""
+    portable: bool = False,
+) -> Reader | PortableReader:
+    """The reader of this kind of model. `memory`: other than the model's own. `window`: what is shown of a text where there is no memory. `portable`: one
+    that tells the next token's frequencies, in the same bits on every machine."""
+    if portable:
+        for name, given, usual in (("sight", sight, "last"), ("weights", weights, "exact"), ("window", window, None)):
+            if given != usual:
+                raise InputError(f"{name}: {given!r} is not for a portable reader; leave it out")
+        return PortableReader(model, lanes=lanes, memory=memory)
     kind, how = _kind(model, memory=memory, sight=sight, weights=weights, window=window)
     reader: Reader = kind(model, lanes=lanes, **how)
     return reader

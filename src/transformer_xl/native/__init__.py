@@ -1,15 +1,13 @@
 """Kernels for what is done most, built on this machine: C++ for processors behind one door, Triton for NVIDIA cards behind another. Where they cannot be
 had, callers compute the same with torch's own operations."""
 
-from transformer_xl.native.capabilities import Kernel, supports
+from transformer_xl.native.capabilities import Kernel, supports, unsupported
 from transformer_xl.native.cuda import TiledAttention, cuda_usable
 from transformer_xl.native.doors import (
     DTYPES,
     FEW,
-    INPUTS,
     UNLIMITED,
     Attention,
-    Choice,
     Layers,
     drop,
     few_backward,
@@ -19,6 +17,7 @@ from transformer_xl.native.doors import (
     relu_drop_backward,
     usable,
 )
+from transformer_xl.native.structures import INPUTS, Choice
 
 __all__ = [
     "DTYPES",
@@ -38,5 +37,6 @@ __all__ = [
     "panel_width",
     "relu_drop_backward",
     "supports",
+    "unsupported",
     "usable",
 ]

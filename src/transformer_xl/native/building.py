@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from transformer_xl.console import say
 from transformer_xl.native import recipe
 
 FOLDER = Path(__file__).parent
-FLAGS = (*recipe.FLAGS, "-march=native", "-shared")
+FLAGS = ("-march=native",)
+"""Beside those of the recipe."""
 SANITIZER = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
 BUILD_SECONDS, VERSION_SECONDS = 600, 10
 COST = "everything is computed by torch instead: the same numbers, generation about three times slower"
@@ -49,7 +51,8 @@ def _library() -> ctypes.CDLL:
     if not os.environ.get("TXL_SANITIZE") and (shipped := _shipped()) is not None:
         return shipped
     compiler, sources = _compiler(), recipe.sources(FOLDER)
-    name = f"kernels-{recipe.fingerprint(FOLDER, *compiler, *_flags(), _version(compiler), _processor())}.so"
+    depends_on = (*compiler, *recipe.FLAGS, *_flags(), _version(compiler), _processor())
+    name = f"kernels-{recipe.fingerprint(FOLDER, *depends_on)}.so"
     failure: OSError | None = None
     for folder in _private_folders():
         try:
@@ -157,13 +160,21 @@ def _build(compiler: list[str], sources: list[Path], path: Path) -> None:
     say("building the kernels for this processor (once, a few seconds)")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "kernels.so"
-        command = [*compiler, *_flags(), *map(str, sources), "-o", str(made)]
-        subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=BUILD_SECONDS
-        )
+        objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+        commands = [
+            [*compiler, *recipe.flags_of(source), *_flags(), "-c", str(source), "-o", each]
+            for source, each in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(_run, commands))
+        _run([*compiler, *recipe.FLAGS, *_flags(), "-shared", *objects, "-o", str(made)])
         made.write_bytes(recipe.with_checksum(made.read_bytes()))
         made.chmod(0o700)
         made.replace(path)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=BUILD_SECONDS)
 
 
 def _processor() -> str:

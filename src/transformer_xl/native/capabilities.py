@@ -11,9 +11,9 @@ from typing import Literal
 
 from transformer_xl.config import ModelConfig
 
-Kernel = Literal["attention", "tiles", "layers", "words"]
+Kernel = Literal["attention", "tiles", "layers", "words", "portable"]
 """attention: of a segment over itself and its memory, with gradients. tiles: the same on an NVIDIA card. layers: a token through all layers, with kept keys and values. words: the draw of
-the next one after that."""
+the next one after that. portable: tokens to whole numbers in the same bits on every machine."""
 Allowed = Callable[[ModelConfig], bool]
 WIDEST = 128
 """Heads that a card's registers hold."""
@@ -74,15 +74,22 @@ LAYERS = (
     | dict.fromkeys(("initial_memory", "final_norm"), _any)
 )
 WORDS = LAYERS | _among("cutoffs", ()) | {"projections": lambda config: not config.has_projection(0)}
+PORTABLE = WORDS | _among("encoding", "relative") | _among("initial_memory", "empty")
 KERNELS: Mapping[Kernel, Mapping[str, Allowed]] = {
     "attention": ATTENTION,
     "tiles": TILES,
     "layers": LAYERS,
     "words": WORDS,
+    "portable": PORTABLE,
 }
+
+
+def unsupported(kernel: Kernel, config: ModelConfig) -> list[str]:
+    """The fields that keep a model from a kernel."""
+    allowed = KERNELS[kernel]
+    return [field.name for field in fields(config) if field.name not in allowed or not allowed[field.name](config)]
 
 
 @lru_cache(maxsize=256)
 def supports(kernel: Kernel, config: ModelConfig) -> bool:
-    allowed = KERNELS[kernel]
-    return all(field.name in allowed and allowed[field.name](config) for field in fields(config))
+    return not unsupported(kernel, config)

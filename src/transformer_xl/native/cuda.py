@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformer_xl.console import say
 from transformer_xl.errors import InputError
 from transformer_xl.native.capabilities import WIDEST
-from transformer_xl.native.doors import INPUTS
+from transformer_xl.native.structures import INPUTS
 
 OLDEST = (8, 0)
 """Compute capability: older cards have neither bfloat16 nor TF32."""

@@ -16,6 +16,22 @@ from torch import Tensor
 from transformer_xl.console import say
 from transformer_xl.errors import InputError
 from transformer_xl.native import building
+from transformer_xl.native.structures import (
+    INPUTS,
+    MATRICES,
+    OF_A_LAYER,
+    OPTIONAL,
+    Choice,
+    Inputs,
+    Layer,
+    Ngrams,
+    PortableLayer,
+    PortableSizes,
+    PortableWords,
+    Shape,
+    Sizes,
+    Words,
+)
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 UNLIMITED = 1 << 40
@@ -26,85 +42,17 @@ BYTES_OF_A_THREAD = 1 << 19
 """Of one layer's matrices. Threads of a small model would spend their time waiting for each other, and much of it on a busy machine."""
 BYTES_OF_A_CALL = 1 << 27
 """Of weights that are read while tokens are written: a few milliseconds."""
-MATRICES = ("query", "key_value", "output", "inner", "outer")
-OF_A_LAYER = (
-    *("inner_bias", "outer_bias", "attention_norm", "attention_norm_bias", "feed_norm", "feed_norm_bias"),
-    *("keys", "values", "content_bias", "position_bias", "relative", "distance_bias", "neighbours"),
-)
-OPTIONAL = {"content_bias", "position_bias", "relative", "distance_bias", "neighbours"}
-"""What a layer may lack."""
-INPUTS = (
-    *("query", "memory_key_value", "key_value", "relative", "content_bias", "position_bias", "neighbours", "lowest"),
-)
-"""Of attention in training."""
-
-
-class Layer(ctypes.Structure):
-    """Every pointer of one layer; a matrix has a second, the scales of its rows, where it is kept as bytes."""
-
-    _fields_ = tuple(
-        (name, c_void_p)
-        for name in (*(part for matrix in MATRICES for part in (matrix, f"{matrix}_scale")), *OF_A_LAYER)
-    )
-
-
-class Sizes(ctypes.Structure):
-    _fields_ = tuple(
-        (name, c_int64)
-        for name in (
-            *("layers", "lanes", "heads", "width", "model", "inner"),
-            *("room", "end", "limit", "distances", "panels", "pre_norm", "neighbours"),
-        )
-    )
-
-
-class Words(ctypes.Structure):
-    """Of a plain softmax."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("embedding", "output", "output_scale", "bias")),
-        ("count", c_int64),
-        ("scale", c_double),
-    )
-
-
-class Ngrams(ctypes.Structure):
-    """Runs of tokens, embedded together: `longest` is the longest order, whose last tokens a lane brings along."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("tables", "projection", "orders")),
-        *((name, c_int64) for name in ("count", "rows", "width", "longest")),
-    )
-
-
-class Choice(ctypes.Structure):
-    """How one lane draws its next word; `share` is its chance, from 0 to 1."""
-
-    _fields_ = (*((name, c_double) for name in ("temperature", "top_p", "min_p", "share")), ("top_k", c_int64))
-
-
-class Shape(ctypes.Structure):
-    """Of attention in training."""
-
-    _fields_ = (
-        *(
-            (name, c_int64)
-            for name in ("lanes", "queries", "memory", "heads", "width", "limit", "neighbours", "groups")
-        ),
-        ("dropout", c_double),
-        ("seed", c_uint64),
-    )
-
-
-class Inputs(ctypes.Structure):
-    _fields_ = tuple((name, c_void_p) for name in INPUTS)
 
 
 class _Field(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("offset", c_int64))
 
 
-STRUCTURES = {"fields_of_inference": (Layer, Sizes, Words, Ngrams, Choice), "fields_of_training": (Shape, Inputs)}
+STRUCTURES = {
+    "fields_of_inference": (Layer, Sizes, Words, Ngrams, Choice),
+    "fields_of_training": (Shape, Inputs),
+    "fields_of_portable": (PortableLayer, PortableSizes, PortableWords),
+}
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "step": (POINTER(Sizes), c_double, POINTER(Layer), *[c_void_p] * 4),
     "write": (
@@ -127,6 +75,16 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "few_backward": (*[c_void_p] * 5, *[c_int64] * 3),
     "attend_forward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 2),
     "attend_backward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 10),
+    "portable_read": (
+        POINTER(PortableSizes),
+        POINTER(PortableLayer),
+        POINTER(PortableWords),
+        c_void_p,
+        c_int64,
+        c_void_p,
+    ),
+    "portable_product": (*[c_void_p] * 4, *[c_int64] * 3),
+    "portable_known_answer": (c_void_p,),
 }
 """What each kernel takes, before the number of threads."""
 DONE, OUT_OF_BOUNDS, NO_MEMORY = range(3)
@@ -188,9 +146,8 @@ def _kernel(name: str, dtype: torch.dtype) -> Any:
 
 
 def _call(name: str, dtype: torch.dtype, *arguments: object, threads: int | None = None) -> None:
-    """`threads` at most, of torch's own number."""
-    most = torch.get_num_threads()
-    answer = _kernel(name, dtype)(*arguments, most if threads is None else min(threads, most))
+    """By torch's own number of threads, unless it is told."""
+    answer = _kernel(name, dtype)(*arguments, torch.get_num_threads() if threads is None else threads)
     if answer == NO_MEMORY:
         raise MemoryError(
             f"the kernel {name} found no memory for its work; read fewer lanes or shorter pieces at a time"
@@ -299,7 +256,17 @@ class Layers:
         z = self._at(end, limit)
         hidden = _place("hidden states", hidden_BD, self.dtype, (z.lanes, z.model))
         lowest = _place("lowest positions", lowest_B, torch.int64, (z.lanes,))
-        _call("step", self.dtype, z, self.eps, self.layers, *self._norm, hidden, lowest, threads=self.threads)
+        _call(
+            "step",
+            self.dtype,
+            z,
+            self.eps,
+            self.layers,
+            *self._norm,
+            hidden,
+            lowest,
+            threads=min(self.threads, torch.get_num_threads()),
+        )
 
     def take_words(
         self, embedding_VD: Tensor, output_VD: tuple[Tensor, Tensor | None], bias_V: Tensor, *, scale: float
@@ -356,7 +323,7 @@ class Layers:
         recent = _place("recent tokens", recent_BP, torch.int64, (z.lanes, self._ngrams.longest - 1))
         given = (z, self.eps, self.layers, *self._norm, self._words, self._ngrams, choices, recent, tokens, steps)
         written = (drawn_NB.data_ptr(), hidden_BD.data_ptr(), lowest)
-        _call("write", self.dtype, *given, *written, threads=self.threads)
+        _call("write", self.dtype, *given, *written, threads=min(self.threads, torch.get_num_threads()))
         return drawn_NB, hidden_BD
 
     def attend(

@@ -6,7 +6,6 @@
 // keys. Distances past the last one read the last one (the clamp).
 
 #include <optional>
-#include <thread>
 
 #include "drawing.h"
 #include "vectors.h"
@@ -403,25 +402,6 @@ void look_back(const Layer<T>& layer, const Sizes& z, i64 lane, i64 head, const 
   add_neighbours(layer, z, head, layer.values + first, count, mixed);
 }
 
-// Threads wait for each other some twenty times for each token, a microsecond or two of work between: by turning in place, and only where that takes long by
-// leaving the processor to somebody else.
-struct Meeting {
-  static constexpr int TURNS = 4000;
-  std::atomic<int> there{0}, round{0};
-  int threads = 1;
-
-  void wait() {
-    const int now = round.load(std::memory_order_acquire);
-    if (there.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
-      there.store(0, std::memory_order_relaxed);
-      round.store(now + 1, std::memory_order_release);
-      return;
-    }
-    for (int turn = 0; round.load(std::memory_order_acquire) == now; ++turn)
-      if (turn > TURNS) std::this_thread::yield();
-  }
-};
-
 // What all threads of a step share.
 template <class T>
 struct Shared {
@@ -603,13 +583,6 @@ struct Ngrams {
   const i64* orders;
   i64 count, rows, width, longest;
 };
-
-inline i64 row_of_run(i64 hash, i64 rows) {
-  constexpr i64 BITS = 0x7fffffff;
-  hash = ((hash ^ (hash >> 15)) * 0x2c1b3c6d) & BITS;
-  hash = ((hash ^ (hash >> 12)) * 0x297a2d39) & BITS;
-  return (hash ^ (hash >> 15)) % rows;
-}
 
 // One thread's room for writing: for the words of a draw, and for the rows of a token's runs.
 template <class T>

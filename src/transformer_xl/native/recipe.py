@@ -10,7 +10,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 FLAGS = ("-std=c++20", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wno-psabi")
-"""Beside those that say for which processor."""
+"""Of all sources."""
+FLAGS_OF = {"portable.cpp": ("-ffp-contract=off",)}
+"""Of one source more: a compiler that fuses products and sums where it likes would give each machine bits of its own."""
 V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 SETS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -24,10 +26,15 @@ def sources(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.cpp"))
 
 
+def flags_of(source: Path) -> tuple[str, ...]:
+    """Beside those that say for which processor."""
+    return (*FLAGS, *FLAGS_OF.get(source.name, ()))
+
+
 def fingerprint(folder: Path, *more: str) -> str:
     """Of all sources, and whatever else a library depends on."""
     texts = (path.read_text(encoding="utf-8") for path in (*sources(folder), *sorted(folder.glob("*.h"))))
-    return hashlib.sha256("\n".join((*texts, *more)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join((*texts, repr(FLAGS_OF), *more)).encode()).hexdigest()[:16]
 
 
 def shipped_name(folder: Path, march: str) -> str:

@@ -18,6 +18,7 @@
 #include <limits>
 #include <new>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -60,6 +61,33 @@ struct Memory {
 
   Answer answer() const { return ran_out ? NO_MEMORY : DONE; }
 };
+
+// Threads wait for each other some twenty times for each token, a microsecond or two of work between: by turning in place, and only where that takes long by
+// leaving the processor to somebody else.
+struct Meeting {
+  static constexpr int TURNS = 4000;
+  std::atomic<int> there{0}, round{0};
+  int threads = 1;
+
+  void wait() {
+    const int now = round.load(std::memory_order_acquire);
+    if (there.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
+      there.store(0, std::memory_order_relaxed);
+      round.store(now + 1, std::memory_order_release);
+      return;
+    }
+    for (int turn = 0; round.load(std::memory_order_acquire) == now; ++turn)
+      if (turn > TURNS) std::this_thread::yield();
+  }
+};
+
+// Of a run of tokens, in the table of its order (`model/ngrams.py`).
+inline i64 row_of_run(i64 hash, i64 rows) {
+  constexpr i64 BITS = 0x7fffffff;
+  hash = ((hash ^ (hash >> 15)) * 0x2c1b3c6d) & BITS;
+  hash = ((hash ^ (hash >> 12)) * 0x297a2d39) & BITS;
+  return (hash ^ (hash >> 15)) % rows;
+}
 
 template <class T>
 struct Wide {
