@@ -32,7 +32,7 @@ test: $(READY) chromium
 	$(BIN)/python -m pytest tests/serving -m "not slow and alone" || $(ONCE_MORE)
 
 # Kills, damaged and hostile files, in full; prints what each met.
-FAULTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" -s
+FAULTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" -s --timeout 3600
 test-faults: $(READY)
 	$(FAULTS) tests/faults tests/interop/test_mutated_imports.py tests/interop/test_hostile_files.py --ignore tests/faults/test_soak.py
 
