@@ -2,9 +2,12 @@
 
 import io
 import json
+import os
+import platform
 import random
 import resource
 import string
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,8 +23,9 @@ from transformer_xl.cli import main
 from transformer_xl.compression import TextCoder, compress_stream, decompress_stream, streams
 from transformer_xl.compression.archive import BLOCK, MAGIC
 from transformer_xl.data.text.tokenizers import ByteTokenizer
-from transformer_xl.errors import DataError, InputError, TransformerXLError
+from transformer_xl.errors import ConfigError, DataError, InputError, TransformerXLError
 from transformer_xl.library import coder_of
+from transformer_xl.native import building, recipe
 
 TEXT = Path(json.__file__).read_bytes()
 NOISE = bytes((37 * place * place + 11 * place) % 251 ^ place >> 3 & 255 for place in range(400))
@@ -218,10 +222,10 @@ def test_models_that_cannot_compress(recurrent_run, word_store, word_config, tmp
     train(word_config, store=word_store, folder=folder, command="txl train words")
     for model, told in (
         (None, "needs a model of bytes; name a run's folder with `model=`"),
-        (recurrent_run, "this model is a recurrent one"),
+        (recurrent_run, "this model is of the kind Recurrent"),
         (folder, "this one has word tokens"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises((InputError, ConfigError), match=told):
             txl.compress(b"some text", model=model)
 
 
@@ -237,6 +241,37 @@ def test_bytes_that_the_model_has_no_token_for(values, small_blocks):
     compress_stream(io.BytesIO(data), out, coder, level="best", advance=nobody)
     decompress_stream(io.BytesIO(out.getvalue()), back, coder, name="it", advance=nobody, hold=False)
     assert back.getvalue() == data
+
+
+BUILD = """
+import sys
+from transformer_xl.native import building
+building.FLAGS, building._shipped = (f"-march={sys.argv[1]}",), lambda: None
+from transformer_xl.cli import main
+raise SystemExit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_build_reads_what_every_other_wrote(trained_run, tmp_path):
+    """That for exactly this processor and those for lesser ones, by one thread and by two."""
+    features = {word for line in building._processor().splitlines() for word in line.partition(":")[2].split()}
+    sets = recipe.SETS.get(platform.machine(), {})
+    builds = ["native", *(march for march, needed in sets.items() if set(needed) <= features)]
+
+    def run(march: str, threads: int, *words: object) -> None:
+        command = [sys.executable, "-c", BUILD, march, *map(str, words), "--model", str(trained_run)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    (tmp_path / "text").write_bytes(TEXT[:5000] + NOISE)
+    for number, march in enumerate(builds):
+        run(march, 1 + number % 2, "compress", tmp_path / "text", "-o", tmp_path / f"{march}.txl")
+    assert len({(tmp_path / f"{march}.txl").read_bytes() for march in builds}) == 1
+    for number, march in enumerate(builds):
+        run(march, 2 - number % 2, "decompress", tmp_path / "native.txl", "-o", tmp_path / march)
+        assert (tmp_path / march).read_bytes() == (tmp_path / "text").read_bytes()
 
 
 # --- the commands

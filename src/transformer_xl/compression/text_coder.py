@@ -16,7 +16,7 @@ from transformer_xl.console import Advance
 from transformer_xl.data.text.tokenizers import ByteTokenizer, Tokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.inference.portable import PortableReader
-from transformer_xl.model import AnyModel, TransformerXL
+from transformer_xl.model import AnyModel
 from transformer_xl.native.coding import Coder
 
 AT_ONCE = 32
@@ -31,10 +31,6 @@ class TextCoder:
         if not isinstance(tokenizer, ByteTokenizer):
             raise InputError(
                 f"compressing is for models of bytes, and this one has {tokenizer.kind} tokens; train one on a store made with `tokenizer=byte`"
-            )
-        if not isinstance(model, TransformerXL):
-            raise InputError(
-                "compressing is for Transformer-XL, and this model is a recurrent one, which reads in other bits elsewhere"
             )
         self.lanes = lanes
         self._reader = PortableReader(model, lanes=lanes, threads=threads)
