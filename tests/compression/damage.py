@@ -3,7 +3,7 @@
 import random
 import zlib
 
-from transformer_xl.compression.archive import Block, Head, checksum, read_blocks, read_head
+from transformer_xl.compression.archive import Block, Head, checksum_of, read_blocks, read_head
 
 HEAD = 14
 
@@ -32,7 +32,7 @@ def parts(archive: bytes) -> tuple[Head, list[tuple[Block, bytes]]]:
 
 def joined(head: Head, blocks: list[tuple[Block, bytes]]) -> bytes:
     """With a CRC that is right, whatever it is the CRC of."""
-    out, before = head.to_bytes(), checksum(head.to_bytes())
+    out, before = head.to_bytes(), checksum_of(head.to_bytes())
     for block, stored in blocks:
         out += block.head(before) + (stored if block.stream is None else block.stream)
         before = block.checksum
@@ -90,7 +90,7 @@ def exchange(archive: bytes, chance: random.Random) -> bytes:
     order = [chance.randrange(len(blocks)) for _ in range(chance.randrange(1, len(blocks) + 2))]
     chosen = [blocks[number] for number in order]
     last = [(_with(block, last=place == len(chosen) - 1), stored) for place, (block, stored) in enumerate(chosen)]
-    return flip(archive, chance) if len(order) == 0 else joined(head, last)
+    return joined(head, last)
 
 
 def forge(archive: bytes, chance: random.Random) -> bytes:

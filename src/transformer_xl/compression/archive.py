@@ -5,8 +5,8 @@
     ...
     block   of which kind says that it is the last: nothing may follow
 
-Sizes are LEB128. A block's checksum is of the checksum before it (of the head, for the first) and of the bytes that were compressed: blocks that are lost,
-repeated or exchanged are noticed. Its CRC-32 is of all of that, of the block's own head and of the stream, so that damage is noticed before anything is
+Sizes are LEB128. A block's checksum is of the checksum before it (of the head, for the first), of whether it is the last, and of the bytes that were
+compressed: blocks that are lost, repeated or exchanged are noticed, and an end that was none. Its CRC-32 is of all of that, of the block's own head and of the stream, so that damage is noticed before anything is
 decoded. Everything a file says is compared with what can be, before anything is allocated by it.
 """
 
@@ -59,11 +59,22 @@ class Block:
         return told + _crc(before, told, self.stream or b"").to_bytes(4, "little")
 
 
-def checksum(before: bytes, *parts: bytes) -> bytes:
-    digest = hashlib.sha256(before)
-    for part in parts:
-        digest.update(part)
-    return digest.digest()[:CHECKSUM]
+def checksum_of(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:CHECKSUM]
+
+
+class TextChecksum:
+    """Of a block's text, as it comes in pieces."""
+
+    def __init__(self, before: bytes, *, last: bool) -> None:
+        self._digest = hashlib.sha256(before + bytes([last]))
+
+    def add(self, data: bytes) -> "TextChecksum":
+        self._digest.update(data)
+        return self
+
+    def value(self) -> bytes:
+        return self._digest.digest()[:CHECKSUM]
 
 
 def read_head(source: Readable, *, name: str) -> Head:
@@ -82,7 +93,7 @@ def read_head(source: Readable, *, name: str) -> Head:
 
 def read_blocks(source: Readable, head: Head, *, name: str) -> Iterator[Block]:
     """Each is whole by its CRC. Who is given a stored one reads its bytes before asking for the next."""
-    before, last = checksum(head.to_bytes()), False
+    before, last = checksum_of(head.to_bytes()), False
     while not last:
         (kind,) = read_exactly(source, 1, name=name)
         last, coded = bool(kind & LAST), bool(kind & CODED)

@@ -1,6 +1,5 @@
 """A text of any length -> a compressed file, and back, in memory that does not grow with it. Nothing leaves before its checksum was compared."""
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from tempfile import SpooledTemporaryFile
@@ -13,7 +12,8 @@ from transformer_xl.compression.archive import (
     Block,
     Head,
     Readable,
-    checksum,
+    TextChecksum,
+    checksum_of,
     read_blocks,
     read_exactly,
     read_head,
@@ -40,12 +40,13 @@ def compress_stream(
     each, most = LANES[level]
     coder = make_coder(max(1, min(most, len(data) // each)))
     head = Head(fingerprint=coder.fingerprint[:CHECKSUM], lanes=coder.lanes).to_bytes()
-    before, read, written = checksum(head), 0, out.write(head)
+    before, read, written = checksum_of(head), 0, out.write(head)
     while True:
         stream = coder.encode(data, advance=advance) if data else None
         if stream is None:
             coder.reset()
-        block = Block(size=len(data), stream=stream, checksum=checksum(before, data), last=last)
+        found = TextChecksum(before, last=last).add(data).value()
+        block = Block(size=len(data), stream=stream, checksum=found, last=last)
         written += out.write(block.head(before)) + out.write(data if stream is None else stream)
         before, read = block.checksum, read + len(data)
         if last:
@@ -67,11 +68,11 @@ def decompress_stream(
             f"{name} was compressed with another model (its fingerprint is {head.fingerprint.hex()}, this one's {coder.fingerprint[:CHECKSUM].hex()});"
             " give that one with `model=`"
         )
-    before = checksum(head.to_bytes())
+    before = checksum_of(head.to_bytes())
     for block in read_blocks(source, head, name=name):
         if block.stream is not None:
             data = coder.decode(block.stream, block.size, advance=advance)
-            if checksum(before, data) != block.checksum:
+            if TextChecksum(before, last=block.last).add(data).value() != block.checksum:
                 raise _changed(name)
             out.write(data)
         else:
@@ -84,7 +85,7 @@ def decompress_stream(
 def survey(source: Readable, *, name: str) -> int:
     """The size of what it holds, once every block is known to be as it was written: minutes before the last is decoded. No model is asked."""
     head = read_head(source, name=name)
-    before, size = checksum(head.to_bytes()), 0
+    before, size = checksum_of(head.to_bytes()), 0
     for block in read_blocks(source, head, name=name):
         if block.stream is None:
             _give_stored(source, None, block, before, name=name, advance=_nobody, hold=False)
@@ -115,18 +116,18 @@ def _store(source: BinaryIO, out: BinaryIO, head: bytes, *, size: int) -> int:
     source.seek(0)
     out.seek(0)
     out.truncate()
-    before = checksum(head)
-    digest = hashlib.sha256(before)
+    before = checksum_of(head)
+    text = TextChecksum(before, last=True)
     out.write(head + Block(size=size, stream=None, checksum=bytes(CHECKSUM), last=True).head(before))
     missing = size
     while missing:
         part = read_exactly(
             source, min(missing, PIECE), name="the text", short="the text became shorter while it was read"
         )
-        digest.update(part)
+        text.add(part)
         missing -= out.write(part)
     end = out.tell()
-    block = Block(size=size, stream=None, checksum=digest.digest()[:CHECKSUM], last=True)
+    block = Block(size=size, stream=None, checksum=text.value(), last=True)
     out.seek(len(head))
     out.write(block.head(before))
     out.seek(end)
@@ -136,17 +137,17 @@ def _store(source: BinaryIO, out: BinaryIO, head: bytes, *, size: int) -> int:
 def _give_stored(
     source: Readable, out: BinaryIO | None, block: Block, before: bytes, *, name: str, advance: Advance, hold: bool
 ) -> None:
-    digest, missing = hashlib.sha256(before), block.size
+    text, missing = TextChecksum(before, last=block.last), block.size
     with SpooledTemporaryFile(max_size=BLOCK) as held:
         sink = held if hold else out
         while missing:
             part = read_exactly(source, min(missing, PIECE), name=name)
-            digest.update(part)
+            text.add(part)
             if sink is not None:
                 sink.write(part)
             missing -= len(part)
             advance(len(part))
-        if digest.digest()[:CHECKSUM] != block.checksum:
+        if text.value() != block.checksum:
             raise _changed(name)
         if hold and out is not None:
             held.seek(0)
