@@ -44,6 +44,10 @@ def loaded(trained_run):
         (lambda it: txl.prepare("x", documents="x"), "must be one of file, blank-line, separator"),
         (lambda it: txl.prepare("x", vocabulary_size=300.5), "`vocabulary_size=300.5` must be a whole number"),
         (lambda it: txl.prepare("x", shares="a"), "`shares='a'` must be a list"),
+        (lambda it: txl.compress("text", model=it), "`data='text'` must be bytes"),
+        (lambda it: txl.compress(b"x", model=5), "`model=5` must be a path or a text or a Loaded"),
+        (lambda it: txl.compress(b"x", model=it, level="slow"), "must be one of fast, best"),
+        (lambda it: txl.decompress(None, model=it), "`data=None` must be bytes"),
         (lambda it: txl.train(None), "`store=None` must be a Store or a path or a text"),
         (lambda it: txl.train("x", 5), "`preset=5` must be a text or a RunConfig"),
         (lambda it: txl.train("x", model=5), "`model=5` must be a dictionary"),
@@ -75,7 +79,7 @@ def test_what_fits():
 
 
 def test_every_public_call_is_checked_and_keeps_its_signature():
-    calls = [txl.fit, txl.prepare, txl.train, txl.load, txl.from_pretrained]
+    calls = [txl.fit, txl.prepare, txl.train, txl.load, txl.from_pretrained, txl.compress, txl.decompress]
     calls += [call for name, call in vars(Loaded).items() if inspect.isfunction(call) and not name.startswith("_")]
     unchecked = {call.__name__ for call in calls if not hasattr(call, "__wrapped__")}
     assert unchecked <= {"store"}

@@ -66,5 +66,5 @@ def test_elsewhere_a_plain_line_now_and_then(monkeypatch, capsys):
     with progress("reading", total=2e6, unit="bytes") as advance:
         advance(5e5, note="so far")
         advance(5e5)
-    assert capsys.readouterr().err == "reading: 0.5 MB (25%)  so far\n"
+    assert capsys.readouterr().err == "reading: 0.5 MB (25%), 0 s left  so far\n"
     assert not console.in_notebook()

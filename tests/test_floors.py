@@ -29,7 +29,7 @@ FLOORS = [
     {"checkpoint"},
     {"interop", "inference"},
     {"evaluation", "decoding"},
-    {"analysis", "training", "adaptation"},
+    {"analysis", "training", "adaptation", "compression"},
     {"batching"},
     {"serving", "studies", "benchmarks", "doctor"},
     {"library", "running", "fitting"},

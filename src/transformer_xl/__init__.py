@@ -13,6 +13,7 @@
     loaded.evaluate(memory=512)
     loaded.sweep([0, 128, 512]).plot()
     loaded.attention("some text").plot(layer=1, head=2)
+    txl.decompress(txl.compress(b"some text", model=loaded), model=loaded)
 
     help(txl.fit), help(txl.prepare), help(txl.train), help(txl.Run), help(txl.load), help(txl.Loaded)
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from transformer_xl.data.store import Store, open_store
     from transformer_xl.errors import TransformerXLError
     from transformer_xl.fitting import fit
-    from transformer_xl.library import Loaded, from_pretrained, load
+    from transformer_xl.library import Loaded, compress, decompress, from_pretrained, load
     from transformer_xl.model import Memory, Output, TransformerXL
     from transformer_xl.presets import find_preset
     from transformer_xl.running import Run, prepare, train
@@ -39,7 +40,7 @@ _HOMES = {
     **dict.fromkeys(("Store", "open_store"), "data.store"),
     "TransformerXLError": "errors",
     "fit": "fitting",
-    **dict.fromkeys(("Loaded", "from_pretrained", "load"), "library"),
+    **dict.fromkeys(("Loaded", "compress", "decompress", "from_pretrained", "load"), "library"),
     **dict.fromkeys(("Memory", "Output", "TransformerXL"), "model"),
     "find_preset": "presets",
     **dict.fromkeys(("Run", "prepare", "train"), "running"),
@@ -58,6 +59,8 @@ __all__ = [
     "TrainingConfig",
     "TransformerXL",
     "TransformerXLError",
+    "compress",
+    "decompress",
     "find_preset",
     "fit",
     "from_pretrained",

@@ -161,12 +161,14 @@ def _redrawn(title: str, total: float | None, unit: str) -> Iterator[Advance]:
 
 def _amount(done: float, total: float | None, unit: str) -> str:
     share = f" ({done / total:.0%})" if total else ""
-    return (f"{done / 1e6:,.1f} MB" if unit == "bytes" else f"{done:,.0f} {unit}".rstrip()) + share
+    if unit == "bytes":
+        return (f"{done / 1e3:,.0f} KB" if (total or done) < 1e6 else f"{done / 1e6:,.1f} MB") + share
+    return f"{done:,.0f} {unit}".rstrip() + share
 
 
 def _plain(title: str, total: float | None, unit: str) -> Advance:
-    done = 0.0
-    next_line_at = time.monotonic() + SECONDS_BEFORE_THE_FIRST_LINE
+    done, started_at = 0.0, time.monotonic()
+    next_line_at = started_at + SECONDS_BEFORE_THE_FIRST_LINE
 
     def advance(amount: float = 1, *, note: str | None = None) -> None:
         nonlocal done, next_line_at
@@ -174,6 +176,9 @@ def _plain(title: str, total: float | None, unit: str) -> Advance:
         if time.monotonic() < next_line_at:
             return
         next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-        print(f"{title}: {_amount(done, total, unit)}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
+        shown = _amount(done, total, unit)
+        if total and 0 < done < total:
+            shown += f", {(time.monotonic() - started_at) * (total - done) / done:,.0f} s left"
+        print(f"{title}: {shown}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
 
     return advance

@@ -1,6 +1,6 @@
 """Other people's implementations, in virtual environments of their own: made once in the user's cache, then kept.
 
-One has the last transformers release that has TransfoXL, another those that learn beside us. Both have this interpreter's torch.
+One has the last transformers release that has TransfoXL, another those that learn beside us; both have this interpreter's torch. A third has compressors.
 """
 
 import os
@@ -17,6 +17,7 @@ from transformer_xl.console import progress, say
 TRANSFORMERS = "4.35.2"
 PEERS = {"transformers": "5.22.2", "x-transformers": "2.31.10"}
 """GPT-2 is in the first."""
+CODECS = {"brotli": "1.2.1", "bzip3": "0.1.10", "pyppmd": "1.3.1"}
 
 
 def huggingface_environment() -> Path:
@@ -35,19 +36,29 @@ def peers_python() -> Path:
     return _python(PEERS)
 
 
-def _environment(packages: dict[str, str]) -> Path:
+def codecs_python() -> Path:
+    return _python(CODECS, torch=False)
+
+
+def codecs_environment() -> Path:
+    return _environment(CODECS, torch=False)
+
+
+def _environment(packages: dict[str, str], *, torch: bool = True) -> Path:
     """Where it is or will be; its name says which versions it holds."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     held = "-".join(f"{name}-{release}" for name, release in packages.items())
-    return cache / "transformer-xl" / f"{held}-torch-{_torch()}-python-{python}"
+    return (
+        cache / "transformer-xl" / (f"{held}-torch-{_torch()}-python-{python}" if torch else f"{held}-python-{python}")
+    )
 
 
-def _python(packages: dict[str, str]) -> Path:
+def _python(packages: dict[str, str], *, torch: bool = True) -> Path:
     """The interpreter there; the environment is made where it is missing."""
-    folder = _environment(packages)
+    folder = _environment(packages, torch=torch)
     if not folder.exists():
-        _make(folder, packages)
+        _make(folder, packages, torch=torch)
     return folder / "bin" / "python"
 
 
@@ -56,7 +67,7 @@ def _torch() -> str:
     return version("torch").split("+")[0]
 
 
-def _make(folder: Path, packages: dict[str, str]) -> None:
+def _make(folder: Path, packages: dict[str, str], *, torch: bool) -> None:
     try:
         from fcntl import LOCK_EX, flock
     except ImportError:
@@ -64,9 +75,9 @@ def _make(folder: Path, packages: dict[str, str]) -> None:
             "`against=`: the other implementation is installed for Linux and macOS only; leave it out"
         ) from None
 
-    versions = {"torch": _torch(), "numpy": version("numpy"), **packages}
+    versions = {"torch": _torch(), "numpy": version("numpy"), **packages} if torch else packages
     wanted = [f"{name}=={release}" for name, release in versions.items()]
-    say(f"installing {', '.join(wanted)} into {folder} (once; about 1 GB)")
+    say(f"installing {', '.join(wanted)} into {folder} (once; about {'1 GB' if torch else '30 MB'})")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Made beside its place and moved there when whole: only the interpreter is used, and it finds its packages wherever it lies.
     unfinished = folder.with_name(f".making-{folder.name}")

@@ -35,6 +35,8 @@ COMMANDS = {
     "tune-adaptation": "how a model should learn while it reads, found on valid and kept in the run",
     "generate": "text out of a model",
     "score": "how surprising each token or line of a text or a stream is",
+    "compress": "a file in fewer bytes, by a model; the same on every machine",
+    "decompress": "and back",
     "serve": "a page and an HTTP API: talk to a model, watch its memory",
     "attention": "what each head of a model looks at: figures and a page",
     "import": "make a run of somebody else's checkpoint, safely",

@@ -9,6 +9,7 @@
     txl bench generation --plot flat.png          (time and memory per token as the text grows)
     txl bench versions --against ../before        (this version and the one in another checkout, on the demo's model)
     txl bench learning --corpus data/novel        (how well models learn a text in equal time; docs/benchmarks.md)
+    txl bench compression --model runs/novel --corpus data/novel   (how small and how fast, beside xz, zstd, brotli, bzip3, PPMd and zpaq)
 
 Weights are random: speed does not depend on them. --scale tiny tries everything in seconds; its figures mean nothing."""
 
@@ -17,13 +18,23 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli import bench_learning
+from transformer_xl.cli import bench_compression, bench_learning
 from transformer_xl.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformer_xl.benchmarks.measuring import Result, Row
 
-KINDS = ("generation", "evaluation", "sliding", "training", "adaptation", "serving", "versions", "learning")
+KINDS = (
+    "generation",
+    "evaluation",
+    "sliding",
+    "training",
+    "adaptation",
+    "serving",
+    "versions",
+    "learning",
+    "compression",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="WHO",
-        help="also huggingface, on the same weights; for versions: the folder of another checkout; for learning: any of lstm,qrnn,gpt2,x-transformers, or none (lstm,qrnn)",
+        help="also huggingface, on the same weights; for versions: the folder of another checkout; for learning: any of lstm,qrnn,gpt2,x-transformers, or none (lstm,qrnn); for compression: any of xz,zstd,zstd-dictionary,brotli,bzip3,ppmd,zpaq, or none (all)",
     )
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="every implementation runs once in each (5)")
     parser.add_argument(
@@ -49,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot",
         metavar="FILE",
-        help="generation: only draw time per token and memory as a text grows; learning: also draw bits against minutes",
+        help="generation: only draw time per token and memory as a text grows; learning: also draw bits against minutes; compression: bits against speed",
     )
     parser.add_argument(
         "--tokens",
@@ -61,9 +72,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--json", nargs="?", const="-", metavar="FILE", help="print the result as JSON; learning: or write it to FILE"
     )
     bench_learning.configure(parser.add_argument_group("learning"))
+    bench_compression.configure(parser.add_argument_group("compression"))
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.kind == "compression":
+        return bench_compression.run(arguments)
+    bench_compression.refuse(arguments)
     if arguments.kind == "learning":
         return bench_learning.run(arguments)
     bench_learning.refuse(arguments)

@@ -58,9 +58,9 @@ def configure(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--results", metavar="FILE", help="JSON lines, one a run; runs already there are not repeated")
 
 
-def refuse(arguments: argparse.Namespace) -> None:
+def refuse(arguments: argparse.Namespace, *, but: tuple[str, ...] = ()) -> None:
     for name in DEFAULTS:
-        if getattr(arguments, name) is not None:
+        if name not in but and getattr(arguments, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is for txl bench learning; leave it out")
     if arguments.json not in (None, "-"):
         raise ConfigError(f"--json {arguments.json}: only txl bench learning writes a file; leave the name out")
