@@ -1,5 +1,6 @@
 """Every text comes back byte for byte; what is damaged, forged or somebody else's is refused in a sentence, soon, and nothing is written."""
 
+import gc
 import io
 import json
 import os
@@ -149,6 +150,8 @@ def refuse(loaded, archive, right):
     assert isinstance(refused.value, DataError), refused.value
     assert "\n" not in str(refused.value)
     assert right != archive
+    del refused
+    gc.collect()  # each is weighed alone: a coder has 70 MB, and an error keeps the one it was raised in
 
 
 def archives(loaded):
