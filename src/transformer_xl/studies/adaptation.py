@@ -68,6 +68,7 @@ def run_adaptation(setting: Setting) -> Report:
     return Report(
         title="Learning while reading (beyond the paper)",
         corpus=f"Corpus: {store.manifest.name} ({store.manifest.rule}); the first {len(texts['test']):,} tokens of its test split.",
+        caveat="Small models, trained for minutes: what a better model gains may be less.",
         rows=rows,
         notes=[
             f"rate and decay, theta and lambda: each way by itself, on the first {VALID_TOKENS:,} tokens of valid at most; told on test",
