@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_xl.cli.data import table
 from transformer_xl.errors import ConfigError, suggest
 from transformer_xl.pictures import ENDINGS
 
@@ -104,36 +105,22 @@ def sizes_of(text: str) -> list[int]:
 
 
 def print_comparison(comparison: "Comparison") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     sizes = sorted({row.size for row in comparison.rows})
-    console = Console(width=None if Console().is_terminal else 200)
+    titles = ["compressor", *(f"{size:,}" for size in sizes), "KB/s", "and back"]
     for corpus in comparison.train_bytes:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=corpus, title_justify="left")
-        table.add_column("compressor")
-        for size in sizes:
-            table.add_column(f"{size:,}", justify="right")
-        table.add_column("KB/s", justify="right")
-        table.add_column("and back", justify="right")
-        rows = [row for row in comparison.rows if row.corpus == corpus]
+        lines, rows = list[tuple[str, ...]](), [row for row in comparison.rows if row.corpus == corpus]
         for codec, primed in dict.fromkeys((row.codec, row.primed) for row in rows):
             here = {row.size: row for row in rows if (row.codec, row.primed) == (codec, primed)}
-            last = here[max(here)]
-            speeds = (last.compress_kb_per_second, last.decompress_kb_per_second)
-            table.add_row(
-                f"{codec}, primed" if primed else codec,
-                *(f"{here[size].bits_per_byte:.3f}" if size in here else "" for size in sizes),
-                *("" if speed is None else f"{speed:,.1f}" for speed in speeds),
-            )
-        console.print(table)
-    notes = ["bits per byte of pieces of test, all bytes of the file counted; speeds are of the largest piece"]
+            speeds = (here[max(here)].compress_kb_per_second, here[max(here)].decompress_kb_per_second)
+            bits = (f"{here[size].bits_per_byte:.3f}" if size in here else "" for size in sizes)
+            told = ("" if speed is None else f"{speed:,.1f}" for speed in speeds)
+            lines.append((f"{codec}, primed" if primed else codec, *bits, *told))
+        print(f"{corpus}\n{table(titles, lines, left=titles[:1])}\n")
+    print("bits per byte of pieces of test, all bytes of the file counted; speeds are of the largest piece")
     for corpus, trained in comparison.train_bytes.items():
         wins = comparison.wins_from()[corpus]
         what = f"from {wins:,} bytes on" if wins else "at no size"
-        notes.append(
-            f"{corpus}: primed with {trained:,} bytes; with its model of {comparison.model_bytes:,} bytes counted once ours is the smallest {what}"
-        )
-    notes += [f"{codec} was left out: {why}" for codec, why in comparison.skipped.items()]
-    console.print("\n".join(notes), highlight=False, markup=False, soft_wrap=True)
+        model = f"with its model of {comparison.model_bytes:,} bytes counted once ours is the smallest {what}"
+        print(f"{corpus}: primed with {trained:,} bytes; {model}")
+    for codec, why in comparison.skipped.items():
+        print(f"{codec} was left out: {why}")
