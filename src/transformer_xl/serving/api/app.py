@@ -265,7 +265,7 @@ def _add_sessions(app: FastAPI) -> None:
     async def open_session(request: Request, body: bodies.NewSession, ticket: TAKEN) -> Response:
         served, sessions = _served(request, body.model), _sessions(request)
         if body.adapt is None:
-            return JSONResponse(sessions.open(served).as_json())
+            return JSONResponse(sessions.begin(served).as_json())
         return JSONResponse((await open_learning(served, body.adapt, sessions, ticket)).as_json())
 
     @app.get("/v1/sessions", responses=statuses(answers.Sessions))

@@ -94,7 +94,7 @@ class Sessions:
     def learning(self) -> list[Session]:
         return [session for session in self._open.values() if session.learning_bytes]
 
-    def open(self, served: Served) -> Session:
+    def begin(self, served: Served) -> Session:
         return self.add(Session(served=served, reader=served.blank, text=served.text_stream()))
 
     def fork(self, id: str) -> Session:
