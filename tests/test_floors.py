@@ -32,7 +32,7 @@ FLOORS = [
     {"analysis", "training", "adaptation", "compression"},
     {"batching"},
     {"serving", "studies", "benchmarks", "doctor"},
-    {"library", "running", "fitting"},
+    {"library", "running", "fitting", "compressing"},
     {"huggingface", "lm_eval"},
     {"cli"},
     {"__main__", "__init__"},

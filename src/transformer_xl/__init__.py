@@ -24,11 +24,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from transformer_xl.compressing import compress, decompress
     from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, RunConfig, TrainingConfig
     from transformer_xl.data.store import Store, open_store
     from transformer_xl.errors import TransformerXLError
     from transformer_xl.fitting import fit
-    from transformer_xl.library import Loaded, compress, decompress, from_pretrained, load
+    from transformer_xl.library import Loaded, from_pretrained, load
     from transformer_xl.model import Memory, Output, TransformerXL
     from transformer_xl.presets import find_preset
     from transformer_xl.running import Run, prepare, train
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    **dict.fromkeys(("compress", "decompress"), "compressing"),
     **dict.fromkeys(("EvaluationConfig", "ModelConfig", "RecurrentConfig", "RunConfig", "TrainingConfig"), "config"),
     **dict.fromkeys(("Store", "open_store"), "data.store"),
     "TransformerXLError": "errors",
     "fit": "fitting",
-    **dict.fromkeys(("Loaded", "compress", "decompress", "from_pretrained", "load"), "library"),
+    **dict.fromkeys(("Loaded", "from_pretrained", "load"), "library"),
     **dict.fromkeys(("Memory", "Output", "TransformerXL"), "model"),
     "find_preset": "presets",
     **dict.fromkeys(("Run", "prepare", "train"), "running"),

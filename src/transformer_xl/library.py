@@ -15,7 +15,6 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -27,7 +26,6 @@ from transformer_xl import decoding
 from transformer_xl.arguments import checked
 from transformer_xl.checkpoint import Checkpoint, is_ours, load_checkpoint, same_tokenizer
 from transformer_xl.checkpoint.folder import CHECKSUMS
-from transformer_xl.compression import Level, MakeCoder, TextCoder, compress_stream, decompress_stream, survey
 from transformer_xl.config import AdaptationConfig, EvaluationConfig
 from transformer_xl.config.adaptation import Adapt
 from transformer_xl.console import Advance, progress
@@ -533,33 +531,3 @@ def from_pretrained(
     loaded.checkpoint.run = None  # nothing about it is to be written where it will vanish
     weakref.finalize(loaded, shutil.rmtree, scratch, ignore_errors=True)
     return loaded
-
-
-# --- compressing
-
-
-@checked
-def compress(data: bytes, *, model: Path | str | Loaded | None = None, level: Level = "fast") -> bytes:
-    """Fewer bytes, from which `decompress` makes these again, on any machine, with the same model: a run of bytes, by its folder or loaded. At most 64
-    more, where nothing helps."""
-    out = BytesIO()
-    with progress("compressing", total=len(data), unit="bytes") as advance:
-        compress_stream(BytesIO(data), out, coder_of(model), level=level, advance=advance, again=True)
-    return out.getvalue()
-
-
-@checked
-def decompress(data: bytes, *, model: Path | str | Loaded | None = None) -> bytes:
-    """What `compress` was given. Bytes that are damaged, cut off or made with another model are refused."""
-    name, out = "the archive", BytesIO()
-    with progress("decompressing", total=survey(BytesIO(data), name=name), unit="bytes") as advance:
-        decompress_stream(BytesIO(data), out, coder_of(model), name=name, advance=advance, hold=False)
-    return out.getvalue()
-
-
-def coder_of(model: Path | str | Loaded | None) -> MakeCoder:
-    """The one place that says which model is taken where none is named: so far none comes with the package."""
-    if model is None:
-        raise InputError("compressing needs a model of bytes; name a run's folder with `model=`")
-    loaded = model if isinstance(model, Loaded) else load(model, device="cpu")
-    return lambda lanes: TextCoder(loaded.model, loaded.tokenizer, lanes=lanes)

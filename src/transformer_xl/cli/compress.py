@@ -34,9 +34,9 @@ def add_files(parser: argparse.ArgumentParser, usual: str) -> None:
 def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or ("-" if arguments.file == "-" else unused(f"{arguments.file}{ENDING}"))
     with source_of(arguments.file, out=out) as source:
+        from transformer_xl.compressing import coder_of
         from transformer_xl.compression import compress_stream
         from transformer_xl.console import progress
-        from transformer_xl.library import coder_of
 
         coder = coder_of(arguments.model)
         total = size_of(source)

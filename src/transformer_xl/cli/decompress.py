@@ -19,9 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or ("-" if arguments.file == "-" else unused(without_ending(arguments.file)))
     with source_of(arguments.file, out=out) as source:
+        from transformer_xl.compressing import coder_of
         from transformer_xl.compression import decompress_stream, survey
         from transformer_xl.console import progress
-        from transformer_xl.library import coder_of
 
         name = "standard input" if arguments.file == "-" else arguments.file
         total = None

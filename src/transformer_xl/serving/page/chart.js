@@ -110,7 +110,9 @@ export class Chart {
       draw(svg, "text", { x: EDGE.left - 7, y: this.#y(value) + 4, "text-anchor": "end" }, String(value));
     }
     for (const value of ticks(1, this.length, Math.max(4, Math.floor(this.width / 110)))) {
-      if (Number.isInteger(value)) draw(svg, "text", { x: this.#x(value - 1), y: bottom + 16, "text-anchor": "middle" }, count(value));
+      const x = this.#x(value - 1);
+      const anchor = x > this.width - 30 ? "end" : "middle"; // the last one would be cut off
+      if (Number.isInteger(value)) draw(svg, "text", { x, y: bottom + 16, "text-anchor": anchor }, count(value));
     }
     draw(svg, "text", { class: "axis-name", x: (EDGE.left + this.width - EDGE.right) / 2, y: HEIGHT - 5, "text-anchor": "middle" }, "token");
     const middle = (EDGE.top + bottom) / 2;
