@@ -59,6 +59,31 @@ TEXT = replace(
     evaluation=EvaluationConfig(segment=64, memory=64),
 )
 
+BOX = replace(
+    sized(
+        TEXT,
+        n_layer=4,
+        d_model=320,
+        n_head=5,
+        d_head=64,
+        d_inner=1280,
+        memory=128,
+        ngrams=(2, 3),
+        ngram_rows=1 << 15,
+        d_ngram=24,
+    ),
+    training=replace(
+        TEXT.training,
+        segment=128,
+        minutes=100.0,
+        steps=6000,
+        validate_every=1000,
+        validation_tokens=100_000,
+        save_every=1000,
+    ),
+    evaluation=EvaluationConfig(segment=128, memory=128),
+)
+
 MODERN: tuple[Preset, ...] = (
     Preset(
         name="bytes",
@@ -76,6 +101,13 @@ MODERN: tuple[Preset, ...] = (
         provenance="own",
         note="bytes for text in pairs: several bytes are read in one step; docs/experiments.md has its figures",
         run=TEXT,
+    ),
+    Preset(
+        name="box",
+        corpus="own text",
+        provenance="own",
+        note="text for two hours of two cores: the model that comes with the package; docs/box.md has its recipe and figures",
+        run=BOX,
     ),
     Preset(
         name="modern-byte",

