@@ -80,15 +80,15 @@ class Lane:
 
 
 class SlowCoder:
-    def __init__(self, *, lanes: int, values: bytes) -> None:
-        self.values, self.lanes = values, [Lane() for _ in range(lanes)]
+    def __init__(self, *, lanes: int, words: list[bytes]) -> None:
+        self.words, self.lanes = words, [Lane() for _ in range(lanes)]
         self.history = HISTORY
         while self.history * lanes > HISTORY:
             self.history //= 2
-        self.matched = [Chance(ONE * (k + 4) // (k + 5), 0) for k in range(LONGEST + 1)]
-        self.refined = defaultdict[tuple[int, int, int], Chance](lambda: Chance(0, 0))
-        self.mixers = defaultdict[tuple[str, int], Mixer](Mixer)
-        self.places, self.lines, self.bytes = {}, {}, defaultdict(int)
+        self.matched = [[Chance(ONE * (k + 4) // (k + 5), 0) for k in range(LONGEST + 1)] for _ in range(2)]
+        self.refined = defaultdict[tuple[bool, int, int, int], Chance](lambda: Chance(0, 0))
+        self.mixers = defaultdict[tuple[bool, str, int], Mixer](Mixer)
+        self.places, self.lines, self.bytes, self.ended = {}, {}, defaultdict(int), defaultdict(bool)
         self.begin()
 
     def begin(self, stream: bytes = b"") -> None:
@@ -97,13 +97,13 @@ class SlowCoder:
         for _ in range(8):
             self.code = self.code << 8 | self._next()
 
-    def encode(self, frequencies_BTV, bytes_BT, length_B) -> bytes:
+    def encode(self, frequencies_BTV, tokens_BT, length_B) -> bytes:
         out = bytearray()
-        for step in range(bytes_BT.shape[1]):
+        for step in range(tokens_BT.shape[1]):
             for number, length in enumerate(length_B):
                 if step < length:
-                    bits = [int(bytes_BT[number, step]) >> place & 1 for place in range(7, -1, -1)]
-                    self._code(number, frequencies_BTV[number, step].tolist(), bits, out)
+                    word = self.words[tokens_BT[number, step]]
+                    self._code(number, frequencies_BTV[number, step].tolist(), word, out)
         return bytes(out)
 
     def finish(self) -> bytes:
@@ -144,55 +144,98 @@ class SlowCoder:
         line = self.lines[at if counts[0] <= counts[1] else at ^ 1] = Line(check)
         return line
 
-    def _refined(self, context: int, counted: Chance) -> Chance:
+    def _refined(self, ends: bool, context: int, counted: Chance) -> Chance:
         step = clamp(quotient(counted.odds + STEPS // 2 * STEP + STEP // 2, STEP), 0, STEPS - 1)
-        key = (context, min(counted.count, 15), step)
+        key = (ends, context, min(counted.count, 15), step)
         if key not in self.refined:
             self.refined[key] = Chance(PROBABILITY[MOST + (step - STEPS // 2) * STEP], 6)
         return self.refined[key]
 
-    def _code(self, number: int, frequencies: list[int], bits: list[int] | None, out: bytearray) -> int:
-        lane = self.lanes[number]
-        weight = [1] * 512
-        for value, frequency in zip(self.values, frequencies, strict=True):
-            weight[256 + value] += frequency << 4
-        for k in range(255, 0, -1):
-            weight[k] = weight[2 * k] + weight[2 * k + 1]
-        contexts = [
-            hashed(((lane.last & ((1 << 8 * length) - 1)) * 8 + k + 1) & ALL) for k, length in enumerate(LENGTHS)
-        ]
-        contexts.append(hashed((lane.word << 32) + 77))
+    def _code(self, number: int, frequencies: list[int], word: bytes | None, out: bytearray) -> int:
+        """The token, told as `word` or read from the stream: its bytes, and after each whether it ends there, where it could go on."""
+        lane, told = self.lanes[number], b""
+        given = frequencies + [0] * (len(self.words) - len(frequencies))
+        left = {one: 16 * frequency + 1 for one, frequency in zip(self.words, given, strict=True)}
+        while True:
+            if told in left:
+                ends = len(left) == 1
+                if not ends:
+                    wanted = None if word is None else int(word == told)
+                    ends = bool(self._ends(lane, len(told), left[told], sum(left.values()), wanted, out))
+                if ends:
+                    self.ended[number * self.history + (lane.position - 1) % self.history] = True
+                    return self.words.index(told)
+                del left[told]
+            value = self._byte(lane, len(told), left, word, out)
+            self._follow(lane, number * self.history, value)
+            told += bytes([value])
+            left = {one: weight for one, weight in left.items() if one.startswith(told)}
+
+    def _ends(self, lane: Lane, place: int, ones: int, every: int, given: int | None, out: bytearray) -> int:
+        lines = [self._line(context, 256 + place) for context in self._contexts(lane)]
+        before = lane.match - lane.match % self.history + (lane.match - 1) % self.history
+        run = (lane.length, int(self.ended[before])) if lane.length else None
+        return self._decide(True, lane, 0, [line.branches[0] for line in lines], run, ones, every, given, out)
+
+    def _byte(self, lane: Lane, place: int, left: dict[bytes, int], word: bytes | None, out: bytearray) -> int:
+        contexts = self._contexts(lane)
         expected = 256 | self.bytes[lane.match] if lane.length else 0
         byte = 1
-        for place in range(8):
-            if place % 4 == 0:
+        for bit in range(8):
+            if bit % 4 == 0:
                 lines = [self._line(context, byte) for context in contexts]
-            branch = (byte if place < 4 else byte & ((1 << place - 4) - 1) | 1 << place - 4) - 1
+            branch = (byte if bit < 4 else byte & ((1 << bit - 4) - 1) | 1 << bit - 4) - 1
+            alike = [
+                (256 | one[place], weight) for one, weight in left.items() if (256 | one[place]) >> (8 - bit) == byte
+            ]
+            ones = sum(weight for value, weight in alike if value >> (7 - bit) & 1)
+            run = (lane.length, expected >> (7 - bit) & 1) if expected >> (8 - bit) == byte else None
+            given = None if word is None else word[place] >> (7 - bit) & 1
             counted = [line.branches[branch] for line in lines]
-            known = [chance.count > 0 for chance in counted]
-            refined = [self._refined(k, chance) for k, chance in enumerate(counted)]
-            answers = [ODDS[clamp((weight[2 * byte + 1] << 16) // weight[byte], 1, ONE - 1)]]
-            answers += [chance.odds if seen else 0 for chance, seen in zip(refined, known, strict=True)]
-            matches, wanted = expected >> (8 - place) == byte, expected >> (7 - place) & 1
-            trust = self.matched[lane.length]
-            answers.append((trust.odds if wanted else -trust.odds) if matches else 0)
+            every = sum(weight for _, weight in alike)
+            byte = 2 * byte + self._decide(False, lane, byte, counted, run, ones, every, given, out)
+        return byte & 255
+
+    def _contexts(self, lane: Lane) -> list[int]:
+        last = [hashed(((lane.last & ((1 << 8 * length) - 1)) * 8 + k + 1) & ALL) for k, length in enumerate(LENGTHS)]
+        return [*last, hashed((lane.word << 32) + 77)]
+
+    def _decide(
+        self,
+        ends: bool,
+        lane: Lane,
+        bits: int,
+        counted: list[Chance],
+        run: tuple[int, int] | None,
+        ones: int,
+        every: int,
+        given: int | None,
+        out: bytearray,
+    ) -> int:
+        known = [chance.count > 0 for chance in counted]
+        refined = [self._refined(ends, k, chance) for k, chance in enumerate(counted)]
+        answers = [ODDS[clamp((ones << 16) // every, 1, ONE - 1)]]
+        answers += [chance.odds if seen else 0 for chance, seen in zip(refined, known, strict=True)]
+        length, wanted = run or (0, 0)
+        trust = self.matched[ends][length]
+        answers.append((trust.odds if wanted else -trust.odds) if run else 0)
+        bit = int(ones == every)
+        if 0 < ones < every:
             longest = max((k + 1 for k, seen in enumerate(known) if seen), default=0)
-            run = (1 + (lane.length >= 12) + (lane.length >= 24)) if matches else 0
-            chosen = [("length", 4 * longest + run), ("bits", byte), ("last", lane.last & 255)]
+            sort = (1 + (length >= 12) + (length >= 24)) if run else 0
+            chosen = [(ends, "length", 4 * longest + sort), (False, "bits", bits), (ends, "last", lane.last & 255)]
             mixed = [(self.mixers[key], self.mixers[key].mix(answers)) for key in chosen]
             p = PROBABILITY[MOST + quotient(sum(odds for _, odds in mixed), 3)]
-            bit = self._bit(p, None if bits is None else bits[place], out)
+            bit = self._bit(p, given, out)
             for mixer, odds in mixed:
                 mixer.learn(answers, odds, bit)
-            for chance, better, seen in zip(counted, refined, known, strict=True):
-                if seen:
-                    better.learn(bit)
-                chance.learn(bit)
-            if matches:
-                trust.learn(int(bit == wanted))
-            byte = 2 * byte + bit
-        self._follow(lane, number * self.history, byte & 255)
-        return byte & 255
+        for chance, better, seen in zip(counted, refined, known, strict=True):
+            if seen:
+                better.learn(bit)
+            chance.learn(bit)
+        if run:
+            trust.learn(int(bit == wanted))
+        return bit
 
     def _follow(self, lane: Lane, origin: int, value: int) -> None:
         mask = self.history - 1
@@ -204,6 +247,7 @@ class SlowCoder:
         letter = value > 127 or value == ord("_") or ord("a") <= value | 32 <= ord("z")
         lane.word = hashed(lane.word * 256 + value + 1) if letter else 0
         self.bytes[at(origin, lane.position)] = value
+        self.ended[at(origin, lane.position)] = False
         lane.position += 1
         if lane.length and self.bytes[lane.match] == value:
             lane.length, lane.match = min(lane.length + 1, LONGEST), at(lane.match, lane.match + 1)

@@ -19,7 +19,7 @@ from typing import Protocol
 from transformer_xl.errors import DataError
 
 MAGIC = b"\xd7TXL"
-VERSION = 1
+VERSION = 2
 BLOCK = 1 << 20
 """Bytes of text that are coded at a time."""
 MOST_LANES = 64

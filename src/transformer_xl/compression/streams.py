@@ -72,7 +72,7 @@ def decompress_stream(
     for block in read_blocks(source, head, name=name):
         if block.stream is not None:
             data = coder.decode(block.stream, block.size, advance=advance)
-            if TextChecksum(before, last=block.last).add(data).value() != block.checksum:
+            if len(data) != block.size or TextChecksum(before, last=block.last).add(data).value() != block.checksum:
                 raise _changed(name)
             out.write(data)
         else:

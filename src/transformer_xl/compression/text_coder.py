@@ -1,6 +1,6 @@
 """A block of text <-> a stream, by a model that reads many parts of it side by side, and by what was counted in all of them.
 
-    block   abcdefghij      lane 0  \\n a b c d     each lane reads a part, the first byte after a line end; all of them expect their next bytes, and
+    tokens  abcdefghij      lane 0  \\n a b c d     each lane reads a part, the first token after a line end; all of them expect their next tokens, and
                             lane 1  \\n e f g h     these are coded in turns: a e i b f j c g d h
                             lane 2  \\n i j . .
 
@@ -13,57 +13,67 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transformer_xl.console import Advance
-from transformer_xl.data.text.tokenizers import ByteTokenizer, Tokenizer
+from transformer_xl.data.text.tokenizers import BytePairTokenizer, ByteTokenizer, Tokenizer
 from transformer_xl.errors import InputError
 from transformer_xl.inference.portable import PortableReader
 from transformer_xl.model import AnyModel
 from transformer_xl.native.coding import Coder
 
 AT_ONCE = 32
-"""Bytes of each lane that are read together, where they are known."""
+"""Tokens of each lane that are read together, where they are known."""
+MOST_EXPECTED = 1 << 22
+"""Frequencies at a time."""
 SLACK = 1024
 """A stream that is so much longer than what it holds is given up."""
-START = ord("\n")
+COUNT = 3
+"""Bytes of a stream that tell how many tokens several lanes share."""
+START = b"\n"
 
 
 class TextCoder:
     def __init__(self, model: AnyModel, tokenizer: Tokenizer, *, lanes: int, threads: int | None = None) -> None:
-        if not isinstance(tokenizer, ByteTokenizer):
-            raise InputError(
-                f"compressing is for models of bytes, and this one has {tokenizer.kind} tokens; train one on a store made with `tokenizer=byte`"
-            )
+        self._tokenizer, known = tokenizer, _words(tokenizer)
         self.lanes = lanes
         self._reader = PortableReader(model, lanes=lanes, threads=threads)
-        self._values = tokenizer.values.tobytes()
-        # A byte that the model has no token for is coded by what was counted, and read as if it were the first byte that it has.
-        self._token_of = np.zeros(256, dtype=np.int64)
-        self._token_of[tokenizer.values] = np.arange(tokenizer.size)
-        self.fingerprint = hashlib.sha256(self._reader.fingerprint + self._values).digest()
+        # A byte that is no token is coded by what was counted, and read as if it were the first token.
+        missing = {bytes([value]) for value in range(256)}.difference(known)
+        self._words = [*known, *sorted(missing)]
+        self._known = len(known)
+        self._single = np.zeros(256, dtype=np.int64)
+        for number, word in enumerate(self._words):
+            if len(word) == 1:
+                self._single[word[0]] = number
+        self._at_once = max(1, min(AT_ONCE, MOST_EXPECTED // (lanes * self._known)))
+        told = b"".join(len(word).to_bytes(4, "little") + word for word in known)
+        self.fingerprint = hashlib.sha256(self._reader.fingerprint + told).digest()
         """Of everything that decides what a stream means."""
         self.reset()
 
     def reset(self) -> None:
         """As if nothing had been read."""
         self._reader.reset()
-        self._coder = Coder(lanes=self.lanes, values=self._values)
-        self._next_B = np.full(self.lanes, self._token_of[START])
+        self._coder = Coder(lanes=self.lanes, words=self._words)
+        self._next_B = self._read_as(np.full(self.lanes, self._single[START[0]]))
 
     def encode(self, data: bytes, *, advance: Advance) -> bytes | None:
         """None where it would not be shorter: then everything was read for nothing, and a `reset` is due."""
-        length_B, steps = self._parts(len(data))
-        bytes_BT = np.zeros((self.lanes, steps), dtype=np.uint8)
-        bytes_BT.reshape(-1)[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        tokens = self._tokens(data)
+        length_B, steps = self._parts(len(tokens))
+        tokens_BT = np.zeros((self.lanes, steps), dtype=np.int64)
+        tokens_BT.reshape(-1)[: len(tokens)] = tokens
+        size_BT = np.array([len(word) for word in self._words])[tokens_BT]
+        size_BT.reshape(-1)[len(tokens) :] = 0
         self._coder.begin()
-        stream, taken = bytearray(), 0
-        for start in range(0, steps, AT_ONCE):
-            some_BT = np.ascontiguousarray(bytes_BT[:, start : start + AT_ONCE])
-            tokens_BT = self._token_of[some_BT]
-            frequencies_BTV = self._reader.read_many(np.concatenate([self._next_B[:, None], tokens_BT[:, :-1]], axis=1))
-            self._next_B = tokens_BT[:, -1]
+        stream, taken = bytearray(len(tokens).to_bytes(COUNT, "little") if self.lanes > 1 else b""), 0
+        for start in range(0, steps, self._at_once):
+            some_BT = np.ascontiguousarray(tokens_BT[:, start : start + self._at_once])
+            read_BT = self._read_as(some_BT)
+            frequencies_BTV = self._reader.read_many(np.concatenate([self._next_B[:, None], read_BT[:, :-1]], axis=1))
+            self._next_B = read_BT[:, -1]
             stream += self._coder.encode(np.ascontiguousarray(frequencies_BTV), some_BT, length_B - start)
-            done = int(np.clip(length_B, 0, start + AT_ONCE).sum())
-            advance(done - taken)
-            taken = done
+            done = int(size_BT[:, start : start + self._at_once].sum())
+            advance(done)
+            taken += done
             if len(stream) > taken + SLACK:
                 advance(len(data) - taken)
                 return None
@@ -71,19 +81,57 @@ class TextCoder:
         return bytes(stream) if len(stream) < len(data) else None
 
     def decode(self, stream: bytes, size: int, *, advance: Advance) -> bytes:
-        """Of a stream that is damaged, some bytes or other."""
-        length_B, steps = self._parts(size)
-        bytes_BT = np.zeros((self.lanes, steps), dtype=np.uint8)
+        """Of a stream that is damaged, some bytes or other, and not always so many; of one that nobody has written so, none."""
+        count = size  # at most: one lane has as many tokens as it takes
+        if self.lanes > 1:
+            count, stream = min(int.from_bytes(stream[:COUNT], "little"), size), stream[COUNT:]
+        length_B, steps = self._parts(count)
         self._coder.begin(stream)
+        told, done = list[NDArray[np.int64]](), 0
         for step in range(steps):
+            if done > size or (done == size and self.lanes == 1):
+                break
             frequencies_BV = np.ascontiguousarray(self._reader.read(self._next_B))
             has_B = length_B > step
-            bytes_BT[:, step] = self._coder.decode(frequencies_BV, has_B)
-            self._next_B = self._token_of[bytes_BT[:, step]]
-            advance(int(has_B.sum()))
-        return bytes_BT.tobytes()[:size]
+            told.append(self._coder.decode(frequencies_BV, has_B))
+            self._next_B = self._read_as(told[-1])
+            found = sum(len(self._words[token]) for token in told[-1][has_B])
+            advance(min(found, max(0, size - done)))
+            done += found
+        tokens_TB = np.array(told).reshape(len(told), self.lanes)
+        if not self._coder.is_whole():
+            return b""
+        lanes = ([self._words[token] for token in tokens_TB[:length, b]] for b, length in enumerate(length_B))
+        return b"".join(word for lane in lanes for word in lane)
 
-    def _parts(self, size: int) -> tuple[NDArray[np.int64], int]:
-        """How many bytes each lane reads, and the most of them."""
-        steps = -(-size // self.lanes)
-        return np.clip(size - steps * np.arange(self.lanes), 0, steps), steps
+    def _tokens(self, data: bytes) -> NDArray[np.int64]:
+        if isinstance(self._tokenizer, BytePairTokenizer):
+            return self._tokenizer.encode(data)
+        return self._single[np.frombuffer(data, dtype=np.uint8)]
+
+    def _read_as(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.where(tokens < self._known, tokens, 0)
+
+    def _parts(self, count: int) -> tuple[NDArray[np.int64], int]:
+        """How many tokens each lane reads, and the most of them."""
+        steps = -(-count // self.lanes)
+        return np.clip(count - steps * np.arange(self.lanes), 0, steps), steps
+
+
+def _words(tokenizer: Tokenizer) -> list[bytes]:
+    """The bytes of each token, where tokens give back any bytes."""
+    if not isinstance(tokenizer, ByteTokenizer | BytePairTokenizer):
+        raise InputError(
+            f"compressing is for models of bytes or byte pairs, and this one has {tokenizer.kind} tokens; train one on a store made with `tokenizer=bpe`"
+        )
+    if tokenizer.lower:
+        raise InputError(
+            "this model's tokens are of lower-cased text, from which no file comes back; train one on a store made without `lower`"
+        )
+    words = [tokenizer.decode_bytes([number]) for number in range(tokenizer.size)]
+    single = {word for word in words if len(word) == 1}
+    if isinstance(tokenizer, BytePairTokenizer) and (len(single) < 256 or len(set(words)) < len(words) or b"" in words):
+        raise InputError(
+            "this model's byte pairs do not have every byte and each token once, so not every file has tokens; train one on a store made with `tokenizer=bpe`"
+        )
+    return words
