@@ -1,10 +1,12 @@
 """Other people's compressors, in a process that has them: a text in, how many bytes it becomes and how long that takes. Imports nothing of ours.
 
-What was made small is made large again and compared, before anything is said about it.
+What was made small is made large again and compared, before anything is said about it. What a text adds behind another (primed) is measured by
+compressing the other once, and going on from there in a copy of the process for each text.
 """
 
 import json
 import lzma
+import os
 import shutil
 import subprocess
 import sys
@@ -15,19 +17,39 @@ from pathlib import Path
 from typing import Any
 
 Codec = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
+Stream = tuple[Callable[[bytes], bytes], Callable[[], bytes]]
+"""What takes text, again and again, and what ends it."""
 DICTIONARY_BYTES, SAMPLE_BYTES = 112_640, 2048
 """What the zstd command takes unless told, and how the text to train on is cut."""
+PPMD = 16, 2 << 30
+"""Its order and memory: enough for a hundred megabytes of text."""
 
 
 def xz(train: bytes) -> Codec:
     return lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME), lzma.decompress
 
 
+def xz_stream() -> Stream:
+    compressor = lzma.LZMACompressor(preset=9 | lzma.PRESET_EXTREME)
+    return compressor.compress, compressor.flush
+
+
 def zstd(train: bytes) -> Codec:
-    module, parameter = _zstd()
-    options = {parameter.compression_level: 19, parameter.window_log: 27}
+    module, _ = _zstd()
+    options = _zstd_options()
     more = {"options": {module.DecompressionParameter.window_log_max: 27}}
     return lambda data: module.compress(data, options=options), lambda data: module.decompress(data, **more)
+
+
+def _zstd_options() -> dict[Any, int]:
+    _, parameter = _zstd()
+    return {parameter.compression_level: 19, parameter.window_log: 27}
+
+
+def zstd_stream() -> Stream:
+    module, _ = _zstd()
+    compressor = module.ZstdCompressor(options=_zstd_options())
+    return compressor.compress, compressor.flush
 
 
 def zstd_with_dictionary(train: bytes) -> Codec:
@@ -55,6 +77,13 @@ def brotli(train: bytes) -> Codec:
     return lambda data: module.compress(data, quality=11, lgwin=24), module.decompress
 
 
+def brotli_stream() -> Stream:
+    import brotli as module
+
+    compressor = module.Compressor(quality=11, lgwin=24)
+    return compressor.process, compressor.finish
+
+
 def bzip3(train: bytes) -> Codec:
     import bz3 as module
 
@@ -68,18 +97,22 @@ def bzip3(train: bytes) -> Codec:
 def ppmd(train: bytes) -> Codec:
     import pyppmd as module
 
-    order, memory = 16, 512 << 20
-
     def decompress(data: bytes) -> bytes:
-        made: bytes = module.Ppmd8Decoder(order, memory).decode(data)
+        made: bytes = module.Ppmd8Decoder(*PPMD).decode(data)
         return made
 
     def compress(data: bytes) -> bytes:
-        encoder = module.Ppmd8Encoder(order, memory)
-        made: bytes = encoder.encode(data) + encoder.flush()
-        return made
+        encode, flush = ppmd_stream()
+        return encode(data) + flush()
 
     return compress, decompress
+
+
+def ppmd_stream() -> Stream:
+    import pyppmd as module
+
+    encoder = module.Ppmd8Encoder(*PPMD)
+    return encoder.encode, encoder.flush
 
 
 def zpaq(train: bytes) -> Codec:
@@ -117,6 +150,15 @@ CODECS: dict[str, Callable[[bytes], Codec]] = {
 }
 
 
+STREAMS: dict[str, Callable[[], Stream]] = {
+    "xz -9e": xz_stream,
+    "zstd -19": zstd_stream,
+    "brotli 11": brotli_stream,
+    "PPMd": ppmd_stream,
+}
+"""Those that take a text in parts. bzip3 sorts all of it, and zpaq is a program: they do everything again for each text."""
+
+
 def missing(codec: str) -> dict[str, Any]:
     """Why it is not here, if it is not."""
     try:
@@ -130,6 +172,8 @@ def missing(codec: str) -> dict[str, Any]:
 def measure(codec: str, train: str, texts: list[str], primed: bool) -> dict[str, Any]:
     """Bytes and seconds of each text. `primed`: of what it adds behind `train`."""
     before = Path(train).read_bytes()
+    if primed and codec in STREAMS:
+        return {"texts": [{"bytes": added} for added in _added(STREAMS[codec](), before, texts)]}
     compress, decompress = CODECS[codec](before)
     base = len(compress(before)) if primed else 0
     found = []
@@ -144,6 +188,34 @@ def measure(codec: str, train: str, texts: list[str], primed: bool) -> dict[str,
         seconds = {"compress_seconds": between - started_at, "decompress_seconds": time.perf_counter() - between}
         found.append({"bytes": len(made) - base, **({} if primed else seconds)})
     return {"texts": found}
+
+
+def _added(stream: Stream, before: bytes, texts: list[str]) -> list[int]:
+    """By each text, behind the same beginning."""
+    take, end = stream
+    start = len(take(before))
+    base = _in_a_copy(lambda: start + len(end()))
+    return [
+        _in_a_copy(lambda path=path: start + len(take(Path(path).read_bytes())) + len(end())) - base for path in texts
+    ]  # type: ignore[misc]
+
+
+def _in_a_copy(count: Callable[[], int]) -> int:
+    """What a copy of this process counts; this one stays as it is."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, str(count()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as told:
+        found = told.read()
+    os.waitpid(child, 0)
+    if not found:
+        raise SystemExit("a copy of the process ended before it had counted")
+    return int(found)
 
 
 def main() -> None:

@@ -139,5 +139,6 @@ def _there() -> ctypes.CDLL:
     found.coding_taken.argtypes, found.coding_taken.restype = [c_void_p], c_int64
     found.coding_decode.argtypes = [c_void_p, c_void_p, c_int64, *[c_void_p] * 3, c_int64, c_void_p]
     found.coding_decode.restype = None
-    assert found.coding_most_lanes() == MOST_LANES and found.coding_most_words() == MOST_WORDS
+    assert found.coding_most_lanes() == MOST_LANES
+    assert found.coding_most_words() == MOST_WORDS
     return found
