@@ -1,14 +1,17 @@
 """A figure stands in one place: docs/results/*.json, written down once with its command and rule. Pages quote it by a link, and here each quotation is compared.
 
     [39.8 times](docs/results/generation.json#times_as_fast_41M)      the number of the words in brackets is that figure, rounded as it is shown
+    [31.0](docs/results/generation.json#times_as_fast_41M_least)     the least of its range; _most is the most, and #minutes how long it took
     ([what it printed](docs/results/first-try.json#printed))         blocks of a terminal after it show these lines
 
-In README, the first try and the page about reproduction every number of the prose is such a link, or is listed here as none that anybody measured.
+In README, the first try and the page about reproduction every number of the prose is such a link, or the name of a table of the paper, or is listed here
+as none that anybody measured. The paper's own figures stand in a file, too.
 """
 
 import json
 import re
 from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,12 +30,24 @@ NO_FIGURES = {
 }
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]*results/[\w-]+\.json)(?:#([\w.-]+))?\)")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+NAMED = re.compile(r"\b(?:Tables?|Figures?) \d+(?:(?:, | and | to )\d+)*\b")
+"""Of the paper."""
 SHORTENED = "…"
 """A line of a terminal may be cut here, and one that is only this stands for any number of lines."""
 
 
+@cache
 def read(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def figures_of(path: Path) -> dict[str, float]:
+    """By the names that links have."""
+    result = read(path)
+    figures = dict(result["figures"])
+    for name, (least, most) in result.get("ranges", {}).items():
+        figures |= {f"{name}_least": least, f"{name}_most": most}
+    return figures if result["minutes"] is None else {**figures, "minutes": result["minutes"]}
 
 
 def numbers(text: str) -> list[str]:
@@ -55,7 +70,7 @@ def quotations(page: Path) -> list[str]:
             wrong.append(f"{file} does not exist")
         elif name == "printed" or not name:
             continue
-        elif name not in (figures := read(path)["figures"]):
+        elif name not in (figures := figures_of(path)):
             wrong.append(f"{file} has no figure {name}")
         elif len(found := NUMBER.findall(words)) != 1 or not is_rounded(found[0], figures[name]):
             wrong.append(f"[{words}]: {path.name} has {figures[name]} for {name}")
@@ -65,7 +80,7 @@ def quotations(page: Path) -> list[str]:
 def unlinked(page: Path) -> list[str]:
     """Numbers in the prose that are quoted from nowhere."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"`[^`]*`|!\[[^\]]*\]\([^)]*\)", "", LINK.sub("", prose))
+    prose = NAMED.sub("", re.sub(r"`[^`]*`|!\[[^\]]*\]\([^)]*\)", "", LINK.sub("", prose)))
     return [number for number in numbers(re.sub(r"\]\([^)]*\)", "]", prose)) if number not in NO_FIGURES]
 
 
@@ -123,11 +138,12 @@ def test_every_figure_is_quoted_from_a_result(page):
         assert fits(shown, read(page.parent / file)["printed"][command]), command
 
 
-def test_a_figure_that_is_changed_by_hand_is_noticed(tmp_path):
-    """On README itself: the last digit of a figure or of a line of a terminal is another one, or a link is taken away."""
+@pytest.mark.parametrize("name", ["README.md", "docs/reproduction.md"])
+def test_a_figure_that_is_changed_by_hand_is_noticed(name, tmp_path):
+    """On a copy of the page itself: the last digit of a figure or of a line of a terminal is another one, or a link is taken away."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "results").symlink_to(ROOT / "docs" / "results")
-    page, text = tmp_path / "README.md", (ROOT / "README.md").read_text(encoding="utf-8")
+    page, text = tmp_path / name, (ROOT / name).read_text(encoding="utf-8")
     linked = [found for found in LINK.finditer(text) if found[3] not in (None, "printed")]
     assert len(linked) >= 8
     for found in linked:
@@ -136,11 +152,11 @@ def test_a_figure_that_is_changed_by_hand_is_noticed(tmp_path):
         assert len(quotations(page)) == 1, found[0]
         page.write_text(text[: found.start()] + found[1] + text[found.end() :])
         assert unlinked(page) == [shown], found[0]
-    for file, command, shown in terminals(ROOT / "README.md"):
+    for file, command, shown in terminals(ROOT / name):
         for at, line in enumerate(shown):
             if re.search(r"\d", line):
                 lines = [*shown[:at], changed(line), *shown[at + 1 :]]
-                assert not fits(lines, read(ROOT / file)["printed"][command]), line
+                assert not fits(lines, read((ROOT / name).parent / file)["printed"][command]), line
 
 
 def changed(text: str) -> str:

@@ -75,17 +75,18 @@ def result_of(capsys, *words):
 def test_a_split_is_shown_and_written_down(own_run, byte_store, capsys):
     assert main(["attention", str(own_run), "--tokens", "300"]) == 0
     shown = capsys.readouterr().out
-    folder = own_run / "figures" / "attention-test"
+    folder = own_run / "figures" / "attention-valid"
     assert sorted(path.name for path in folder.iterdir()) == FILES
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in FILES if name.endswith("png"))
     result = json.loads((folder / "attention.json").read_text())
-    assert (result["tokens"], result["span"], result["queries"], result["split"]) == (300, 12, 289, "test")
+    assert (result["tokens"], result["span"], result["queries"], result["split"]) == (300, 12, 289, "valid")
     assert "300 tokens, each seeing its last 12, itself among them; averaged over the 289 that see so many" in shown
-    assert "(the widest of different layers) at token 299" in shown
+    assert "(the widest of different layers) at token " in shown
+    assert "(drawn with seed 0 from those that see so many; --position chooses)" in shown
     assert f"report: {folder / 'report.html'}" in shown
 
     averages = average_attention(
-        txl.load(own_run).model, byte_store.split("test").tokens[:300], lengths=EvaluationConfig(segment=12, memory=12)
+        txl.load(own_run).model, byte_store.split("valid").tokens[:300], lengths=EvaluationConfig(segment=12, memory=12)
     )
     assert list(result["terms"]) == ["a", "b", "c", "d"]
     for term, values_NHR in averages.average.items():
@@ -181,7 +182,7 @@ def test_without_matplotlib_the_rest_is_written(own_run, capsys, monkeypatch):
     monkeypatch.setattr("transformer_xl.pictures.can_draw", lambda: False)
     assert main(["attention", str(own_run), "--tokens", "100"]) == 0
     assert "no pictures: they need matplotlib" in capsys.readouterr().err
-    folder = own_run / "figures" / "attention-test"
+    folder = own_run / "figures" / "attention-valid"
     assert sorted(path.name for path in folder.iterdir()) == ["attention.json", "report.html"]
     assert "img" not in Page((folder / "report.html").read_text()).seen
 
@@ -189,10 +190,21 @@ def test_without_matplotlib_the_rest_is_written(own_run, capsys, monkeypatch):
 def test_a_model_without_memory_sees_its_segment(own_run, capsys):
     result = result_of(capsys, own_run, "--memory", "0", "--tokens", "100")
     assert (result["span"], result["queries"], result["memory"]) == (12, 8, 0)
-    assert result["maps"][0]["position"] == 96
+    assert result["maps"][0]["position"] in range(12, 97, 12)
     assert len(result["maps"][0]["rows"][-1]["keys"]) == 12
     assert len(result["maps"][0]["rows"][0]["keys"]) == 5
     assert all(head["memory_share"] == 0 for head in result["ranking"])
+
+
+def test_positions_are_drawn_from_those_that_see_so_many(own_run, capsys):
+    def position(*words):
+        return result_of(capsys, own_run, "--tokens", "100", *words)["maps"][0]["position"]
+
+    drawn = [position("--seed", seed) for seed in range(6)]
+    assert drawn[0] == position()
+    assert len(set(drawn)) > 1
+    assert all(12 <= place < 100 for place in drawn)
+    assert result_of(capsys, own_run, "--tokens", "12")["maps"][0]["position"] == 11  # none sees twelve and has a next
 
 
 def test_what_cannot_be_shown_is_one_sentence(own_run, other_run, tmp_path, capsys, recurrent_run):
@@ -212,6 +224,8 @@ def test_what_cannot_be_shown_is_one_sentence(own_run, other_run, tmp_path, caps
     assert "a text of 1 tokens has nothing to look back at" in error("--text", tmp_path / "one")
     assert "has 5 tokens, and a memory of 12 is full only from token 12 on" in error("--text", tmp_path / "short")
     assert "fewer than one segment of 12" in error("--text", tmp_path / "short", "--memory", "0")
+    assert "--seed draws a position, and --position names one" in error("--seed", "1", "--position", "20")
+    assert "--seed: -1 is no seed" in error("--seed", "-1")
     assert "'x' is no head; write LAYER.HEAD" in error("--head", "x")
     for head in ("3.1", "1.3", "0.1", "1.0"):
         assert f"no head {head}: this model has layers 1 to 2 with heads 1 to 2" in error("--head", head)

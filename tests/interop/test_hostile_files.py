@@ -4,19 +4,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from foreign import FIXTURES, MANY, needs_many
 from transformer_xl.cli import main
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop.importing import read_vocabulary_file
 from transformer_xl.interop.quarantine.extraction import extract
 from transformer_xl.interop.quarantine.torch_files import read_torch_file
 
-FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
-pytestmark = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is not here")
-MANIFEST = json.loads((FIXTURES / "hostile" / "manifest.json").read_text()) if FIXTURES.exists() else {"cases": []}
+pytestmark = needs_many
+MANIFEST = json.loads((FIXTURES / "hostile" / "manifest.json").read_text()) if FIXTURES is MANY else {"cases": []}
 CASES = [(case["case"], case["load"], case["expect"]) for case in MANIFEST["cases"]]
 
 
@@ -57,6 +56,7 @@ def test_a_vocabulary_that_contradicts_itself_is_refused(tmp_path):
 
 EACH_APART = """
 import contextlib, io, json, os, sys, time
+from foreign import FIXTURES, MANY, needs_many
 from transformer_xl.cli import main
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["import", sys.argv[2], "--out", f"{sys.argv[1]}/good"]) == 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from foreign import found, name_of
 from small_models import build
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError, ConfigError
@@ -21,21 +22,18 @@ from transformer_xl.interop.formats.huggingface import (
 )
 from transformer_xl.model import TransformerXL
 
-FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures" / "hf"
-VARIANTS = ("div1-tied-r", "div1-untied-r", "div4-tied-r", "div4-untied-r")
-needs_fixtures = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures/hf is not here")
+VARIANTS = found("hf/*")
 
 
-def checkpoint(variant: str, kind: str) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    folder = FIXTURES / variant / kind
+def checkpoint(variant: Path, kind: str) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    folder = variant / kind
     config = config_from_huggingface(json.loads((folder / "config.json").read_text()))
     if kind == "bin":
         return config, torch.load(folder / "pytorch_model.bin", weights_only=True)
     return config, load_file(folder / "model.safetensors")
 
 
-@needs_fixtures
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 @pytest.mark.parametrize("kind", ["bin", "safetensors"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-7)])
 def test_losses_are_theirs(variant, kind, dtype, tolerance):
@@ -43,8 +41,8 @@ def test_losses_are_theirs(variant, kind, dtype, tolerance):
     model = TransformerXL(config)
     model.load_state_dict(weights_from_huggingface(theirs, config), strict=True)
     model.to(dtype).eval()
-    inputs = np.load(FIXTURES / variant / "expected.npz")
-    expected = np.load(FIXTURES / variant / ("expected.npz" if dtype == torch.float32 else "expected64.npz"))
+    inputs = np.load(variant / "expected.npz")
+    expected = np.load(variant / ("expected.npz" if dtype == torch.float32 else "expected64.npz"))
     memory = None
     for segment in range(int(inputs["n_segments"])):
         tokens_BT, targets_BT = (torch.from_numpy(inputs[f"seg{segment}_{what}"]) for what in ("input", "target"))
@@ -57,8 +55,7 @@ def test_losses_are_theirs(variant, kind, dtype, tolerance):
             torch.testing.assert_close(ours, wanted, rtol=0, atol=tolerance)
 
 
-@needs_fixtures
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_their_checkpoint_comes_back_as_it_was(variant):
     config, theirs = checkpoint(variant, "safetensors")
     back = weights_to_huggingface(weights_from_huggingface(theirs, config), config)
@@ -66,7 +63,7 @@ def test_their_checkpoint_comes_back_as_it_was(variant):
     for name, value in theirs.items():
         assert torch.equal(back[name], value) or name == FREQUENCIES, name
     torch.testing.assert_close(back[FREQUENCIES], theirs[FREQUENCIES])
-    told = json.loads((FIXTURES / variant / "safetensors" / "config.json").read_text())
+    told = json.loads((variant / "safetensors" / "config.json").read_text())
     written = config_to_huggingface(config)
     assert {name: written[name] for name in written.keys() & told.keys()} == {
         name: told[name] for name in written.keys() & told.keys()

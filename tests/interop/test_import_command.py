@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import transformer_xl as txl
+from foreign import FIXTURES, ORIGINAL, found, name_of, needs_many
 from small_models import build
 from transformer_xl.checkpoint import load_checkpoint, read_training_state
 from transformer_xl.cli import main
@@ -28,9 +29,6 @@ from transformer_xl.interop.formats.huggingface import config_to_huggingface, we
 from transformer_xl.interop.importing import import_run, read_vocabulary_file
 from transformer_xl.model import TransformerXL
 
-FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
-needs_fixtures = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is not here")
-
 
 def huggingface_folder(folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor]) -> Path:
     folder.mkdir()
@@ -39,9 +37,8 @@ def huggingface_folder(folder: Path, config: ModelConfig, weights: dict[str, tor
     return folder
 
 
-@needs_fixtures
 def test_an_import_is_an_ordinary_run(tmp_path, capsys):
-    source, run = FIXTURES / "original" / "a-plain" / "zip" / "model.pt", tmp_path / "run"
+    source, run = ORIGINAL / "zip" / "model.pt", tmp_path / "run"
     assert main(["import", str(source), "--out", str(run), "--memory", "20"]) == 0
     shown = capsys.readouterr().out
     assert "6,411" in shown
@@ -60,7 +57,7 @@ def test_an_import_is_an_ordinary_run(tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
-@needs_fixtures
+@needs_many
 @pytest.mark.parametrize("variant", ["c-adaptive-div2", "i-era2019"])
 def test_adams_momenta_land_at_their_weights(variant, tmp_path):
     """The momentum of a weight is cut and turned as the weight itself is."""
@@ -81,10 +78,10 @@ def test_adams_momenta_land_at_their_weights(variant, tmp_path):
     assert torch.equal(ours["optimiser.exp_avg.vocabulary.tables.0"], theirs["word_emb.emb_layers.0.weight"])
 
 
-@needs_fixtures
+@needs_many
 def test_training_goes_on_from_an_imported_optimiser(tmp_path):
     """With data of a vocabulary as large as the model's, which stands in for the lost one of the model."""
-    source, run, data = FIXTURES / "original" / "a-plain" / "zip" / "model.pt", tmp_path / "run", tmp_path / "data"
+    source, run, data = ORIGINAL / "zip" / "model.pt", tmp_path / "run", tmp_path / "data"
     text = FIXTURES / "original" / "c-adaptive-div2" / "data" / "train.txt"
     assert main(["prepare", str(text), "--tokenizer", "word", "--vocab-size", "91", "--out", str(data)]) == 0
     import_run(source, run, lengths=Lengths(), vocabulary=data)
@@ -94,10 +91,8 @@ def test_training_goes_on_from_an_imported_optimiser(tmp_path):
     assert float(state.tensors["optimiser.step.layers.0.query.weight"]) == 5.0
 
 
-@needs_fixtures
-@pytest.mark.parametrize("variant", ["div1-tied-r", "div4-untied-r"])
-def test_import_export_import_keeps_every_bit(variant, tmp_path):
-    source = FIXTURES / "hf" / variant / "bin"
+@pytest.mark.parametrize("source", found("hf/*/bin"), ids=name_of)
+def test_import_export_import_keeps_every_bit(source, tmp_path):
     assert main(["import", str(source), "--out", str(tmp_path / "first")]) == 0
     out = ["--to", "huggingface", "--out", str(tmp_path / "exported")]
     assert main(["export", str(tmp_path / "first"), *out]) == 0

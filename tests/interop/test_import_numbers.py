@@ -7,25 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from foreign import HERE, found, name_of
 from transformer_xl.checkpoint import Checkpoint, load_checkpoint
 from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
 from transformer_xl.model import Memory
 
-FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
-pytestmark = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is not here")
-SOURCES = [
-    *sorted(FIXTURES.glob("original/*/zip/model.pt")),
-    *sorted(FIXTURES.glob("original/*/legacy")),
-    *sorted(FIXTURES.glob("nvidia/*/checkpoint_last.pt")),
-    *sorted(FIXTURES.glob("nvidia/*/legacy/checkpoint_last.pt")),
-    *sorted(FIXTURES.glob("hf/*/bin")),
-    *sorted(FIXTURES.glob("hf/*/safetensors/model.safetensors")),
-]
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(FIXTURES))
+SOURCES = found(
+    *("original/*/zip/model.pt", "original/*/legacy"),
+    *("nvidia/*/checkpoint_last.pt", "nvidia/*/legacy/checkpoint_last.pt"),
+    *("hf/*/bin", "hf/*/safetensors/model.safetensors"),
+)
 
 
 def imported(source: Path, out: Path) -> Checkpoint:
@@ -83,7 +75,7 @@ def check(model, inputs, expected, tolerance, *, batch_first):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("folder", sorted(FIXTURES.glob("tensorflow/*")), ids=name_of)
+@pytest.mark.parametrize("folder", found("tensorflow/*"), ids=name_of)
 def test_tensorflow_softmax_and_new_memory_are_theirs(folder, tmp_path):
     about = json.loads((folder / "config.json").read_text())
     checkpoint = imported(folder, tmp_path / "run")
@@ -99,3 +91,10 @@ def test_tensorflow_softmax_and_new_memory_are_theirs(folder, tmp_path):
     for number, layer in enumerate(output.memory.layers):
         expected = torch.from_numpy(np.load(folder / f"new_memory_{number}.npy"))
         torch.testing.assert_close(layer, expected, rtol=0, atol=1e-6)
+
+
+def test_every_kind_is_here_in_every_clone():
+    kept = [path for path in HERE.rglob("*") if path.is_file() and path.name != "README.md"]
+    assert {path.relative_to(HERE).parts[0] for path in kept} == {"original", "tensorflow", "hf", "nvidia"}
+    assert sum(path.stat().st_size for path in kept) < 700_000
+    assert not any(b"\ndef " in path.read_bytes() or path.suffix == ".py" for path in kept)

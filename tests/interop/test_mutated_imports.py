@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from foreign import HUGGINGFACE, ORIGINAL, found
 from mutations import mutated
 from transformer_xl.errors import ImportRefused
 from transformer_xl.interop import asking
@@ -20,22 +21,15 @@ from transformer_xl.interop.formats.foreign_model import Lengths
 from transformer_xl.interop.importing import import_run
 from transformer_xl.interop.quarantine import child
 
-FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
-pytestmark = pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is not here")
 BATCHES = 10
 LONGEST_SECONDS = 5
 
 
 def good_checkpoints() -> list[Path]:
     """Each in a folder of its own, with what belongs to it."""
-    return [
-        *sorted(FIXTURES.glob("original/*/zip")),
-        *sorted(FIXTURES.glob("original/*/legacy")),
-        *sorted(FIXTURES.glob("nvidia/*/legacy")),
-        *sorted(FIXTURES.glob("hf/*/bin")),
-        *sorted(FIXTURES.glob("hf/*/safetensors")),
-        *sorted(FIXTURES.glob("tensorflow/*")),
-    ]
+    return found(
+        *("original/*/zip", "original/*/legacy", "nvidia/*/legacy"), *("hf/*/bin", "hf/*/safetensors", "tensorflow/*")
+    )
 
 
 ENDINGS = (".pt", ".bin", ".pkl", ".safetensors", ".index", ".data-00000-of-00001", "config.json")
@@ -134,11 +128,11 @@ def test_ten_thousand_mutated_checkpoints_are_imported_or_refused(batch, tmp_pat
 def test_mutated_checkpoints_are_imported_or_refused_by_the_limited_child(tmp_path):
     """The same with the child process that reads in earnest."""
     chance = random.Random(3)
-    sources = [FIXTURES / "original" / "a-plain" / "zip", FIXTURES / "hf" / "div1-tied-r" / "bin"]
+    sources = [ORIGINAL / "zip", HUGGINGFACE / "bin"]
     for number in range(8):
         folder, source = tmp_path / f"mutated-{number}", sources[number % 2]
         shutil.copytree(source, folder)
-        names = ["model.pt", "optimizer.pt"] if number % 2 == 0 else ["pytorch_model.bin", "vocab.pkl"]
+        names = ["model.pt", "optimizer.pt"] if number % 2 == 0 else ["pytorch_model.bin", "vocab.bin"]
         path = folder / chance.choice(names)
         path.write_bytes(mutated(path.read_bytes(), chance))
         out = tmp_path / f"run-{number}"

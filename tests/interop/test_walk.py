@@ -5,16 +5,14 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 import transformer_xl
+from foreign import ORIGINAL, TENSORFLOW
 from transformer_xl.cli import import_, main
 from transformer_xl.interop import asking, importing  # noqa: F401 (loaded before anything is watched)
 from transformer_xl.interop.quarantine import child, tensor_bundle  # noqa: F401
 
 SOURCE = Path(transformer_xl.__file__).parent
 TOUR = (Path(__file__).parents[2] / "docs" / "tour.md").read_text(encoding="utf-8").split("## One foreign file")[1]
-FIXTURES = Path(__file__).parents[3] / "shared" / "fixtures"
 FOLDERS = (f"{SOURCE}/interop/", import_.__file__)
 
 
@@ -35,12 +33,11 @@ def walk(source: Path, out: Path, monkeypatch) -> set[str]:
     return {str(Path(name).relative_to(SOURCE)) for name in seen if name.startswith(FOLDERS)}
 
 
-@pytest.mark.skipif(not FIXTURES.exists(), reason="../shared/fixtures is not here")
 def test_the_tour_names_the_files_of_an_import(tmp_path, monkeypatch):
     stops = re.findall(r"^\*\*\d+\. .*?\*\*.*?`([\w/]+\.py)`", TOUR, re.MULTILINE)
-    assert walk(FIXTURES / "original" / "c-adaptive-div2" / "legacy", tmp_path / "torch", monkeypatch) == {*stops}
+    assert walk(ORIGINAL / "zip", tmp_path / "torch", monkeypatch) == {*stops}
     assert len(stops) == 13
-    theirs = walk(FIXTURES / "tensorflow" / "keras_txl_div_1", tmp_path / "tensorflow", monkeypatch)
+    theirs = walk(TENSORFLOW, tmp_path / "tensorflow", monkeypatch)
     assert theirs - {*stops} == {"interop/quarantine/tensor_bundle.py", "interop/formats/tensorflow.py"}
     assert len(theirs) == 9
 

@@ -29,6 +29,7 @@ MINIMAL = Scale(
     name="minimal",
     ablation=BYTES,
     standard=BYTES,
+    best=BYTES,
     sentences=SENTENCES,
     reading=READING,
     reading_words=BYTES,
@@ -41,6 +42,6 @@ MINIMAL = Scale(
     longest_context=16,
     context_tokens=40,
     bench="tiny",
-    written_tokens=12,
+    written_tokens=(12, 12, 20),
     caveat="Nothing can be learned from these.",
 )

@@ -349,9 +349,9 @@ def test_generation_continues_the_test_split(finished, byte_store, monkeypatch):
     assert names == []
     text = byte_store.tokenizer.decode(byte_store.split("test").tokens.tolist())
     assert len(value["examples"]) == 3
-    for example in value["examples"]:
+    for example, written in zip(value["examples"], MINIMAL.written_tokens, strict=True):
         assert example["context"] + example["reference"] in text
-        assert len(example["reference"]) == MINIMAL.written_tokens
+        assert len(example["reference"]) == written
         assert example["generated"] != example["reference"]
     assert len({example["context"] for example in value["examples"]}) == 3
     again = run_study("generation", scale=MINIMAL, data=byte_store.folder, out=finished)[1]

@@ -316,8 +316,9 @@ def widest_of_different_layers(averages: Averages, *, heads: int) -> list[Head]:
     return sorted(list(best.values())[:heads])
 
 
-def last_full_position(averages: Averages, *, tokens: int) -> int:
-    """The last position that has a next token to predict and, where the text allows, sees a full span."""
-    if averages.rule.memory:
-        return tokens - 2
-    return tokens // averages.rule.segment * averages.rule.segment - 1
+def random_position(averages: Averages, *, tokens: int, seed: int) -> int:
+    """The paper's choice of where to look closely: any position that sees a full span and, where the text allows, has a next token to predict."""
+    full = range(min(averages.span, tokens - 1) - 1, tokens - 1)
+    if not averages.rule.memory:
+        full = range(averages.rule.segment - 1, tokens, averages.rule.segment)
+    return full[int(np.random.Generator(np.random.PCG64(seed)).integers(len(full)))]

@@ -1,11 +1,12 @@
 """What a model looks at: every head's average attention, the same by term, and chosen heads over the text itself (the paper's Appendix D).
 
     txl attention runs/first
-    txl attention runs/first --split valid --tokens 50000 --memory 640
+    txl attention runs/first --split test --tokens 50000 --memory 640
     txl attention runs/first --text notes.txt --head 3.2 --head 8.8 --position 700
 
 Layers, heads and tokens count from 1. Every token sees as many tokens, its last M; those too near the start of the text to have so many are read but not
-counted. Writes report.html (one page, to open or to send), average.png, terms.png, heads.png and attention.json to RUN/figures/attention-NAME."""
+counted. As in the paper, the text is the valid split, and heads are shown closely at a random position. Writes report.html (one page, to open or to
+send), average.png, terms.png, heads.png and attention.json to RUN/figures/attention-NAME."""
 
 import argparse
 import json
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from transformer_xl.analysis.attention import Averages, Floats, Head, Map, Tokens
     from transformer_xl.library import Loaded
 
+SPLIT = "valid"
 HEADS_CHOSEN = 3
 WIDEST_SHOWN = 10
 
@@ -30,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
     add("--text", metavar="FILE", help="a text to read")
-    add("--split", help="or a split of the data: train, valid or test (default)")
+    add("--split", help="or a split of the data: train, valid (default, as in the paper) or test")
     add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
     add("--tokens", metavar="N", type=int, help="only the first N tokens")
     add("--memory", metavar="M", type=int, help="how many tokens each sees, where not as the run evaluates")
@@ -47,8 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         action="append",
         default=[],
-        help="and at this token of the text; may be repeated (default: the last that sees a full memory)",
+        help="and at this token of the text; may be repeated (default, as in the paper: a random one, of those that see a full memory)",
     )
+    add("--seed", type=int, help="of the random position (0)")
     add("--out", metavar="DIR", help="where to write, if not among the run's figures")
     add_device(parser)
     add("--json", action="store_true", help="print what attention.json holds")
@@ -68,6 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--text and {other} are two different sources; give one of them")
     if arguments.tokens is not None and arguments.tokens < 0:
         raise ConfigError(f"--tokens: {arguments.tokens} is no number of tokens; give two or more")
+    if arguments.seed is not None and arguments.position:
+        raise ConfigError("--seed draws a position, and --position names one; give one of them")
+    if arguments.seed is not None and arguments.seed < 0:
+        raise ConfigError(f"--seed: {arguments.seed} is no seed; give 0 or more")
     heads = [parse_head(word) for word in arguments.head]
     loaded = load(arguments.run, device=arguments.device)
     model = check_attends(loaded.model, name=arguments.run)
@@ -87,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.perf_counter() - started_at
     say_device(arguments, loaded)
     heads = heads or attention.widest_of_different_layers(averages, heads=HEADS_CHOSEN)
-    positions = positions or [attention.last_full_position(averages, tokens=len(tokens))]
+    positions = positions or [attention.random_position(averages, tokens=len(tokens), seed=arguments.seed or 0)]
     maps = attention.attention_maps(model, tokens, lengths=lengths, heads=heads, positions=positions, rows=ROWS)
 
     # Those that the maps show, and the one after each position asked for.
@@ -129,13 +136,13 @@ def out_folder(arguments: argparse.Namespace, loaded: "Loaded") -> Path:
 
 
 def source_name(arguments: argparse.Namespace) -> str:
-    return Path(arguments.text).name if arguments.text else arguments.split or "test"
+    return Path(arguments.text).name if arguments.text else arguments.split or SPLIT
 
 
 def read_tokens(arguments: argparse.Namespace, loaded: "Loaded") -> "Tokens":
     """All of a split, memory-mapped, or a text in the smallest integers that fit; of either only the first `--tokens`."""
     if not arguments.text:
-        split = loaded.store(arguments.data).split(arguments.split or "test")
+        split = loaded.store(arguments.data).split(arguments.split or SPLIT)
         tokens: Tokens = split.tokens[: arguments.tokens]
         return tokens
 
@@ -183,14 +190,18 @@ def choice(arguments: argparse.Namespace, heads: "list[Head]", positions: list[i
     from transformer_xl.analysis.attention import name_of
 
     why_heads = "" if arguments.head else " (the widest of different layers)"
-    why_positions = "" if arguments.position else " (the last that sees so many; choose others with --position)"
+    why_positions = (
+        ""
+        if arguments.position
+        else f" (drawn with seed {arguments.seed or 0} from those that see so many; --position chooses)"
+    )
     names, places = ", ".join(map(name_of, heads)), ", ".join(f"{position + 1:,}" for position in positions)
     return f"shown closely: head {names}{why_heads} at token {places}{why_positions}"
 
 
 def header(arguments: argparse.Namespace, loaded: "Loaded", averages: "Averages", *, tokens: int) -> dict[str, Any]:
     about, rule = loaded.checkpoint.about, averages.rule
-    where = {"text": arguments.text} if arguments.text else {"corpus": about.corpus, "split": arguments.split or "test"}
+    where = {"text": arguments.text} if arguments.text else {"corpus": about.corpus, "split": arguments.split or SPLIT}
     return {
         "checkpoint": str(loaded.checkpoint.folder),
         "step": about.step,

@@ -4,7 +4,7 @@ txl generate runs/first --prompt "import os" --tokens 300
 txl generate runs/first --prompt "def " --stop "\\n\\n" --samples 4 --top-p 0.9 --top-k 0
 txl generate runs/first --prompt "class " --beams 4 --tokens 40
 txl generate runs/first --prompt-file chapter.txt --adapt both       (learns from the prompt before it goes on)
-txl generate runs/wt103 --paper --tokens 500        (the paper's protocol: a context from the test set, top-40, the true text beside it)"""
+txl generate runs/wt103 --paper                     (the paper's protocol: a context from the test set, 500 tokens of the 40 likeliest, the true text beside them)"""
 
 import argparse
 import json
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from transformer_xl.decoding import Sampling
     from transformer_xl.library import Loaded
 
-PAPER_CONTEXT = 512
+TOKENS = 200
+PAPER_CONTEXT, PAPER_TOKENS = 512, 500
 MOST_SAMPLES = 4096
 LARGEST_PROMPT = 64 << 20
 """Bytes of a prompt's file."""
@@ -42,10 +43,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prompt(
         "--paper",
         action="store_true",
-        help=f"at most {PAPER_CONTEXT} tokens of the test set, and what really came after them",
+        help=f"{PAPER_CONTEXT} tokens of the test set, at a place drawn by --seed, and what really came after them (Appendix E)",
     )
     add("--data", metavar="DIR", help="for --paper: the data, where it is not where the run was trained on it")
-    add("--tokens", metavar="N", type=int, default=200, help="at most so many (200)")
+    add(
+        "--tokens",
+        metavar="N",
+        type=int,
+        help=f"at most so many ({TOKENS}; with --paper {PAPER_TOKENS}: the paper has {PAPER_TOKENS} and 1,000)",
+    )
     add(
         "--stop",
         metavar="TEXT",
@@ -82,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.decoding import Sampling
     from transformer_xl.library import load
 
+    arguments.tokens = arguments.tokens or (PAPER_TOKENS if arguments.paper else TOKENS)
     prompt = read_prompt(arguments)
     arguments.stop = [typed_text("--stop", text) for text in arguments.stop]
     sampling = Sampling(**{name: getattr(arguments, name) for name in CHANCE if getattr(arguments, name) is not None})

@@ -1,7 +1,8 @@
 """The models of the paper. A variant is a difference from another.
 
 Two sets of scripts were released with the paper. The base models follow those for PyTorch. The large ones follow those for TensorFlow, of which its page says
-that they are the commands that were used: their rate begins at 0, and the word models have u and v in every layer.
+that they are the commands that were used: their rate begins at 0 and ends at a hundredth of the highest, and the word models have u and v in every layer.
+Beyond its scripts that code adds 1e-12 in a LayerNorm and attends to zeros before a text; the presets do as the code for PyTorch does.
 """
 
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 from transformer_xl.config import EvaluationConfig, ModelConfig, RecurrentConfig, RunConfig, TrainingConfig
 from transformer_xl.presets.preset import Preset, sized
 
+TENSORFLOW_FLOOR = 0.01
 WIKITEXT_103_CUTOFFS = (20_000, 40_000, 200_000)
 LM1B_CUTOFFS = (60_000, 100_000, 640_000)
 
@@ -31,7 +33,9 @@ _enwik8_24l = RunConfig(
         dropout=0.15,
         attention_dropout=0.15,
     ),
-    training=TrainingConfig(segment=768, lanes=64, steps=400_000, warm_up=4_000, schedule_rule="tensorflow"),
+    training=TrainingConfig(
+        segment=768, lanes=64, steps=400_000, warm_up=4_000, schedule_rule="tensorflow", floor=TENSORFLOW_FLOOR
+    ),
     evaluation=EvaluationConfig(segment=128, memory=3800, clamp_len=1000, same_length=True),
 )
 _wikitext_103_standard = RunConfig(
@@ -68,7 +72,9 @@ _wikitext_103_large = RunConfig(
         attention_dropout=0.2,
         init_std=0.005,
     ),
-    training=TrainingConfig(segment=384, lanes=128, steps=4_000_000, warm_up=16_000, schedule_rule="tensorflow"),
+    training=TrainingConfig(
+        segment=384, lanes=128, steps=4_000_000, warm_up=16_000, schedule_rule="tensorflow", floor=TENSORFLOW_FLOOR
+    ),
     evaluation=EvaluationConfig(segment=128, memory=1600, clamp_len=1000, same_length=True),
 )
 _lm1b_base = RunConfig(
@@ -264,6 +270,7 @@ PAPER: tuple[Preset, ...] = (
                 steps=1_200_000,
                 warm_up=30_000,
                 schedule_rule="tensorflow",
+                floor=TENSORFLOW_FLOOR,
                 learning_rate=1e-4,
             ),
         ),

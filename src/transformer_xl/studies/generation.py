@@ -1,6 +1,10 @@
-"""Appendix E: text that continues contexts of the test split, beside what really followed. The first examples drawn, whatever they are like."""
+"""Appendix E: text that continues contexts of the test split, beside what really followed. The first examples drawn, whatever they are like.
+
+As in the paper: its best model, at most 512 tokens of context, twice 500 tokens and once 1,000, each drawn from the 40 likeliest.
+"""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +22,12 @@ from transformer_xl.studies.runs import Setting, trained, variant_model
 from transformer_xl.studies.tables import XL
 
 CONTEXT = 512
-EXAMPLES = 3
 TOP_K = 40
 PLACES_SEED = 0
 
 
 def run_generation(setting: Setting) -> Report:
-    base = setting.scale.standard
+    base = setting.scale.best
     store = setting.store(base)
     model = trained(setting, variant_model(base, XL, store=store, seed=1), store=store, seed=1)
     started_at = time.perf_counter()
@@ -34,9 +37,10 @@ def run_generation(setting: Setting) -> Report:
     written = setting.scale.written_tokens
     examples = []
     for number, (context, reference) in enumerate(places(store, written=written)):
-        with progress(f"writing example {number + 1} of {EXAMPLES}", total=written, unit="tokens") as advance:
+        tokens = written[number]
+        with progress(f"writing example {number + 1} of {len(written)}", total=tokens, unit="tokens") as advance:
             drawn, sampling = [], Sampling(top_k=TOP_K, seed=number)
-            for token in generate(checkpoint.model, context, tokens=written, sampling=sampling):
+            for token in generate(checkpoint.model, context, tokens=tokens, sampling=sampling):
                 drawn.append(token)
                 advance(1)
         texts = {"context": context, "generated": drawn, "reference": reference}
@@ -47,29 +51,30 @@ def run_generation(setting: Setting) -> Report:
         corpus=f"Corpus: {store.manifest.name} ({store.manifest.rule}). The paper's examples are from its largest model of WikiText-103.",
         text="\n\n".join(example_text(number + 1, example) for number, example in enumerate(examples)),
         notes=(
-            f"the first {EXAMPLES} examples drawn are shown, none was chosen",
+            f"the first {len(written)} examples drawn are shown, none was chosen",
             f"contexts: at most {CONTEXT} consecutive tokens of the test split, beginning at random places (seed {PLACES_SEED})",
-            f"{written:,} tokens each, sampled from the {TOP_K} likeliest in proportion (seeds 0 to {EXAMPLES - 1}); memory {lengths.memory}",
+            f"{', '.join(f'{tokens:,}' for tokens in written)} tokens, sampled from the {TOP_K} likeliest in proportion (seeds 0 to {len(written) - 1});"
+            f" memory {lengths.memory}",
             "reference: what follows the context in the test split; words are put together again for reading",
         ),
         commands=[("The model", [asked])],
         seconds=model.seconds + time.perf_counter() - started_at,
-        values={"written_tokens": written, "top_k": TOP_K, "examples": examples},
+        values={"written_tokens": list(written), "top_k": TOP_K, "examples": examples},
     )
 
 
-def places(store: Store, *, written: int) -> list[tuple[list[int], list[int]]]:
+def places(store: Store, *, written: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """(context, what follows it) at random places that leave room for both; a short split gives shorter contexts."""
     tokens = np.asarray(store.split("test").tokens)
     length = min(CONTEXT, len(tokens) // 2)
     if length < 1:
         raise DataError(f"the test split of {store.folder} has {len(tokens)} tokens, too few to go on; give more text")
-    followed = min(written, len(tokens) - length)
-    starts = np.random.Generator(np.random.PCG64(PLACES_SEED)).integers(
-        0, len(tokens) - length - followed, size=EXAMPLES, endpoint=True
-    )
-    middle = [(int(start), int(start) + length) for start in starts]
-    return [(tokens[start:end].tolist(), tokens[end : end + followed].tolist()) for start, end in middle]
+    chance, found = np.random.Generator(np.random.PCG64(PLACES_SEED)), []
+    for asked in written:
+        followed = min(asked, len(tokens) - length)
+        end = length + int(chance.integers(0, len(tokens) - length - followed, endpoint=True))
+        found.append((tokens[end - length : end].tolist(), tokens[end : end + followed].tolist()))
+    return found
 
 
 def readable(store: Store, tokens: list[int]) -> str:

@@ -13,7 +13,9 @@ class Scale:
     ablation: Base
     """Tables 6 and 8 (second group) and Appendix A."""
     standard: Base
-    """Table 8 (first group) and Appendix E."""
+    """Table 8 (first group) and the third block of Table 6."""
+    best: Base
+    """Appendix E: the paper's best model."""
     sentences: Base
     """Table 7: a corpus whose sentences have no order."""
     reading: Base
@@ -34,7 +36,8 @@ class Scale:
     context_tokens: int
     """How many tokens of the test split RECL reads with each context."""
     bench: Literal["tiny", "full"]
-    written_tokens: int = 500
+    written_tokens: tuple[int, ...] = (500, 500, 1000)
+    """Of each example of Appendix E: the paper's own lengths."""
     caveat: str
 
 
@@ -100,6 +103,7 @@ TINY = Scale(
     name="tiny",
     ablation=_TINY,
     standard=_TINY,
+    best=_TINY,
     sentences=Base(
         name="tiny",
         corpus="ptb",
@@ -125,6 +129,7 @@ SMALL = Scale(
     name="small",
     ablation=_SMALL,
     standard=_SMALL,
+    best=_SMALL,
     sentences=Base(name="small", corpus="ptb", preset="tiny-word", words=_SENTENCES),
     reading=Base(name="small", corpus="enwik8", preset="bytes"),
     reading_words=Base(name="small", corpus="ptb", preset="words"),
@@ -144,6 +149,7 @@ PAPER = Scale(
     name="paper",
     ablation=Base(name="paper-ablation", corpus="wikitext-103", preset="wikitext-103-ablation"),
     standard=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-standard"),
+    best=Base(name="paper-large", corpus="wikitext-103", preset="wikitext-103-large"),
     sentences=Base(name="paper-ablation", corpus="lm1b", preset="lm1b-ablation"),
     reading=Base(name="paper", corpus="enwik8", preset="enwik8-12l"),
     reading_words=Base(name="paper-standard", corpus="wikitext-103", preset="wikitext-103-standard"),
