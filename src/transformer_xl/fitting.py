@@ -3,7 +3,7 @@
     paths -> Findings (how much, what kind) -> Plan (tokens, size, why) -> a store and a run -> Report (beside xz and n-grams, what surprised it)
 
 run = txl.fit("logs/", minutes=10)
-run = txl.fit("new.log", from_="runs/logs")     begins with the weights of a run, and its tokens
+run = txl.fit("new.log", from_="runs/logs")     begins with the weights of a run, and its tokens; "box": with those of the model in the box
 """
 
 import codecs
