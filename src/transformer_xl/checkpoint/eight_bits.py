@@ -18,6 +18,8 @@ from transformer_xl.tensor_files import Kind, TensorFile, check_kinds, is_finite
 EIGHT_BITS = "model-8-bit.safetensors"
 SCALE = ".scale"
 MOST = 127
+LEAST_SCALE = torch.finfo(torch.float32).tiny
+"""Some processors are told to take smaller numbers for 0, and others not."""
 
 
 def in_eight_bits(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -29,10 +31,10 @@ def in_eight_bits(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if weight.dim() < 2 or "bias" in name:
             found[name] = weight.contiguous()
             continue
-        scale = weight.abs().amax(dim=-1) / MOST
-        # A row of zeros has no scale; one of the smallest numbers that there are has a scale that is rounded itself.
-        steps = weight / scale.where(scale > 0, 1.0)[..., None]
-        found[name] = steps.round().clamp(-MOST, MOST).to(torch.int8)
+        largest = weight.abs().amax(dim=-1) / MOST
+        # A row of zeros, or of next to nothing, has no scale, and is one of zeros.
+        scale = largest.where(largest >= LEAST_SCALE, 0.0)
+        found[name] = (weight / scale.where(scale > 0, 1.0)[..., None]).round().to(torch.int8)
         found[f"{name}{SCALE}"] = scale
     return found
 
@@ -54,8 +56,8 @@ class EightBitFile(TensorFile):
         way_out = "it is damaged, or none of ours; use a copy"
         if bool((steps < -MOST).any()):
             raise CheckpointError(f"{self.path}: {name} holds {-MOST - 1}, where numbers go from {-MOST}; {way_out}")
-        if bool((scale < 0).any()):
-            raise CheckpointError(f"{self.path}: {name}{SCALE} holds numbers below 0; {way_out}")
+        if bool(((scale != 0) & (scale < LEAST_SCALE)).any()):
+            raise CheckpointError(f"{self.path}: {name}{SCALE} holds numbers below 0, or next to it; {way_out}")
         weight = steps.to(torch.float32) * scale[..., None]
         if not is_finite(weight):
             raise CheckpointError(f"{self.path}: {name} times its scale is not finite; {way_out}")
