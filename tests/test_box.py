@@ -49,6 +49,15 @@ def no_box(here, monkeypatch) -> Path:
     return here
 
 
+def test_help_says_what_may_be_left_out(capsys):
+    for command, usage in (("score", "[RUN] FILE"), ("generate", "[RUN]"), ("serve", "[RUN ...]")):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert usage in shown
+        assert "None, or the word box: the model in the box, which comes with the package" in shown
+
+
 def test_what_is_packed_names_no_place_of_this_machine(packed, trained_run):
     assert files_in(packed) == FILES
     told = load_checkpoint(trained_run).about

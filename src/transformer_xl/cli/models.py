@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from transformer_xl.library import Loaded
 
 RUN_HELP = (
-    "a run's folder, or one of its checkpoints. Without one it is the model in the box, which comes with the package;"
-    " so it is by the word box, unless a folder here has that name"
+    "a run's folder, or one of its checkpoints. None, or the word box: the model in the box, which comes with the package"
+    " (something here that is called box comes first)"
 )
 
 

@@ -48,8 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--above",
         type=threshold,
-        metavar="BITS|P%",
-        help="only what has as many bits, or more than P %% of the last lines",
+        metavar="BITS|SHARE",
+        help="only what has as many bits (40), or more than such a share of the last lines (99.9%%)",
     )
     add("--last", type=int, metavar="N", help="lines or documents that each is compared with (default: 10000)")
     add(
