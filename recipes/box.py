@@ -192,16 +192,14 @@ def pack(run: Path, out: Path) -> int:
 def card(run: Path, checkpoint: Checkpoint) -> str:
     """Its facts, for people."""
     config, tokenizer, about, found = checkpoint.config, checkpoint.tokenizer, checkpoint.about, summarise(run)
-    words = config.model.in_words
+    words, minutes = config.model.in_words, config.training.minutes
+    end = f" of a training of {minutes:g} minutes" if minutes else ""
     facts = [
         ("parameters", f"{sum(weight.numel() for weight in checkpoint.model.parameters()):,}"),
         ("shape", words.shape),
         ("memory / segment", f"{words.memory} / {config.training.segment}"),
         ("tokens", f"{tokenizer.size:,} {tokenizer.kind}"),
-        (
-            "trained",
-            f"to step {about.step:,}" + ("" if found.minutes is None else f", {found.minutes:.0f} minutes in steps"),
-        ),
+        ("trained", f"to step {about.step:,}{end}"),
         ("weights", "8 bits each, in rows with a scale; vectors and biases in float32"),
         ("before rounding", f"SHA-256 {fingerprint(checkpoint.model.state_dict())}"),
     ]
