@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import transformer_xl as txl
+from transformer_xl import native
 from transformer_xl.checkpoint import RunFolder, load_checkpoint
 from transformer_xl.checkpoint.box import box_folder, folder_of
 from transformer_xl.checkpoint.eight_bits import EIGHT_BITS
@@ -164,12 +165,15 @@ def test_a_server_without_a_run(here):
     assert [one.name for one in models] == ["box", "box-2"]
 
 
+@pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")
 def test_a_file_is_compressed_and_comes_back(here, capsys):
     assert main(["compress", "text.txt"]) == 0
     assert main(["decompress", "text.txt.txl", "--model", "box", "-o", "again.txt"]) == 0
     assert (here / "again.txt").read_text() == TEXT
     assert capsys.readouterr().err == f"{SAID}\n"
-    assert txl.decompress(txl.compress(TEXT.encode(), model="box")) == TEXT.encode()
+    assert main(["export", "box", "--to", "safetensors", "--out", "kept"]) == 0
+    assert (here / "kept" / "model.safetensors").is_file()
+    assert txl.decompress(txl.compress(TEXT.encode()), model="kept") == TEXT.encode()
 
 
 def test_training_begins_with_it(here, capsys, without_pictures):
