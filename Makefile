@@ -49,8 +49,8 @@ test-sanitizers: $(READY)
 	$(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED)
 
 check: $(READY)
-	$(BIN)/ruff format --check src tests hatch_build.py
-	$(BIN)/ruff check src tests hatch_build.py
+	$(BIN)/ruff format --check src tests recipes hatch_build.py
+	$(BIN)/ruff check src tests recipes hatch_build.py
 	$(BIN)/mypy
 
 # The pages of docs/ as a site: dist/site/index.html.

@@ -7,7 +7,7 @@
     store = txl.prepare("logs/")                        # or step by step: your own text, or a known corpus by name, as tokens at rest
     run = txl.train(store, minutes=10)                  # called again, it goes on where it stopped
     run.metrics.to_pandas()
-    loaded = run.load()                                 # or txl.load("runs/logs")
+    loaded = run.load()                                 # or txl.load("runs/logs"); txl.load() is the model in the box
     loaded.generate("ERROR ", tokens=100, temperature=0.8)
     loaded.score("some text")
     loaded.evaluate(memory=512)

@@ -3,7 +3,7 @@
     paths -> Findings (how much, what kind) -> Plan (tokens, size, why) -> a store and a run -> Report (beside xz and n-grams, what surprised it)
 
 run = txl.fit("logs/", minutes=10)
-run = txl.fit("new.log", from_="runs/logs")     begins with the weights of a run, and its tokens
+run = txl.fit("new.log", from_="runs/logs")     begins with the weights of a run, and its tokens; "box": with those of the model in the box
 """
 
 import codecs
@@ -311,7 +311,7 @@ def fit(
 ) -> Run:
     """Looks at the text, chooses tokens and a model for it, this machine and this time, and trains it. Called again, it goes on where it stopped. Everything
     lands in the folder `run`, or runs/NAME of the text, with the store in its folder `data`. `from_`: a run that it begins with, its tokens, model and
-    weights, in place of choosing."""
+    weights, in place of choosing; "box": the model in the box."""
     folder, plan, store = prepared(what, minutes=minutes, run=run, inputs=inputs, device=device, from_=from_)
     words = f"{list(plan.paths)!r}, minutes={minutes:g}, run={str(folder)!r}"
     words += "" if plan.origin is None else f", from_={plan.origin!r}"

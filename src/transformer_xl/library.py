@@ -1,6 +1,6 @@
 """What `import transformer_xl as txl` opens: a trained model that evaluates, generates, scores and shows what it looks at. Threads may share one.
 
-loaded = txl.load("runs/first", memory=640, clamp_len=400, same_length=True)
+loaded = txl.load("runs/first", memory=640, clamp_len=400, same_length=True)        # txl.load() alone: the model in the box
 loaded.evaluate(split="test").bits_per_token
 loaded.sweep([0, 128, 512]).plot()
 loaded.generate("def ", tokens=200, temperature=0.8)
@@ -472,7 +472,7 @@ class Loaded:
 
 @checked
 def load(
-    run: Path | str,
+    run: Path | str | None = None,
     *,
     memory: int | None = None,
     clamp_len: int | None = None,
@@ -481,8 +481,8 @@ def load(
     precision: Precision = "float32",
     adapter: Path | str | None = None,
 ) -> Loaded:
-    """A run's best checkpoint, or the checkpoint in a folder; with other lengths than it was trained with, and with an adapter's file added to its
-    weights, where given. `precision`: of products when it evaluates, generates and scores; weights, norms, softmax sums, losses and positions are float32."""
+    """A run's best checkpoint, or the checkpoint in a folder, or where none is named the model in the box; with other lengths than it was trained with,
+    and with an adapter's file added to its weights, where given. `precision`: of products when it evaluates, generates and scores; weights, norms, softmax sums, losses and positions are float32."""
     place = choose_device(device)
     half = half_of(precision, place)
     checkpoint = load_checkpoint(run, device=str(place), adapter=adapter)

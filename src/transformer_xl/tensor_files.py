@@ -23,7 +23,7 @@ FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """What a model's weights may be, all of them alike: everything here runs in each of these, the compiled kernels in the first two."""
 DTYPES = {
     **{"F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16},
-    **{"I64": torch.int64, "U8": torch.uint8, "BOOL": torch.bool},
+    **{"I64": torch.int64, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool},
 }
 """By safetensors' names; nothing of ours is written in any other."""
 CHECKSUM = "sha256"

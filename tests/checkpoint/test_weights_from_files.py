@@ -21,9 +21,11 @@ from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.files import digest
 
 
-def put(folder: Path, name: str, data: bytes) -> None:
+def put(folder: Path, name: str, data: bytes, *, gone: str = "") -> None:
+    """`gone`: the file that it stands in place of."""
     (folder / name).write_bytes(data)
     told = {**json.loads((folder / CHECKSUMS).read_text()), name: digest(folder / name)}
+    told.pop(gone, None)
     (folder / CHECKSUMS).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
 
 

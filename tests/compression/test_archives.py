@@ -241,7 +241,6 @@ def test_models_that_cannot_compress(recurrent_run, word_store, word_config, tmp
     folder = tmp_path_factory.mktemp("runs") / "words"
     train(word_config, store=word_store, folder=folder, command="txl train words")
     for model, told in (
-        (None, "needs a model of bytes; name a run's folder with `model=`"),
         (recurrent_run, "this model is of the kind Recurrent"),
         (folder, "this one has word tokens"),
     ):
@@ -342,7 +341,6 @@ def test_pipes(trained_run, capfdbinary, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["compress", "notes.txt"], "compressing needs a model of bytes; name a run's folder with --model"),
         (["compress", "nothing.txt"], "nothing.txt does not exist; name a file, or - for standard input"),
         (["compress", "."], ". is a folder"),
         (["compress", "notes.txt", "-o", "notes.txt"], "notes.txt is the file that is read"),
@@ -364,8 +362,7 @@ def test_what_cannot_be_done_is_one_sentence_and_writes_nothing(
     Path("long.txl").write_bytes(archive + b"\n")
     Path("other.txl").write_bytes(joined(Head(fingerprint=bytes(8), lanes=1), blocks))
     before = sorted(path.name for path in tmp_path.iterdir())
-    with_model = [] if "a model of bytes" in told else ["--model", str(trained_run)]
-    assert main([*words, *with_model]) == 2
+    assert main([*words, "--model", str(trained_run)]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(f"txl: {told}")
     assert shown.err.count("\n") == 1

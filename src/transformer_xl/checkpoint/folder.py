@@ -3,7 +3,7 @@
     step-00001000/
       config.json           the resolved configuration
       about.json            corpus, unit and rule of its figures, step, validation
-      model.safetensors     the weights to use (averaged, where the run averages)
+      model.safetensors     the weights to use (averaged, where the run averages); or in 8 bits (`eight_bits`)
       tokenizer/
       adapter.safetensors   where only an adapter is trained; model.safetensors then holds the sum
       training.safetensors  optimiser, averages, memory, random states  } only where training goes on
@@ -30,6 +30,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transformer_xl.checkpoint.adapter_file import Adapter, merge_adapter, write_adapter
+from transformer_xl.checkpoint.box import folder_of
+from transformer_xl.checkpoint.eight_bits import EIGHT_BITS, as_float32
 from transformer_xl.checkpoint.run_folder import ADAPTER_FILE, RunFolder
 from transformer_xl.checkpoint.shards import AnyTensor, Shards, reading_whole_or_shards, whole_tensors
 from transformer_xl.checkpoint.training_state import Counters, TrainingState
@@ -163,22 +165,24 @@ def is_ours(path: Path | str) -> bool:
     return (Path(path) / CHECKSUMS).is_file() or RunFolder(path).checkpoints.is_dir()
 
 
-def verified_folder(path: Path | str) -> Path:
-    """Of a run its best checkpoint, else its newest; a checkpoint's own folder is itself. Every checksum is right."""
-    put_back(Path(path))
-    folder = Path(path) if (Path(path) / CHECKSUMS).is_file() else RunFolder(path).chosen_checkpoint()
+def verified_folder(run: Path | str | None) -> Path:
+    """Of a run its best checkpoint, else its newest; a checkpoint's own folder is itself. None is the model in the box. Every checksum is right."""
+    path = folder_of(run)
+    put_back(path)
+    folder = path if (path / CHECKSUMS).is_file() else RunFolder(path).chosen_checkpoint()
     verify(folder)
     return folder
 
 
 def load_checkpoint(
-    path: Path | str, *, device: torch.device | str = "cpu", adapter: Path | str | None = None
+    run: Path | str | None, *, device: torch.device | str = "cpu", adapter: Path | str | None = None
 ) -> Checkpoint:
-    """From a run (its best checkpoint, else its newest) or from a checkpoint's own folder, with the adapter in a file added to it. Ready for
-    evaluation."""
-    folder = verified_folder(path)
+    """From a run (its best checkpoint, else its newest), from a checkpoint's own folder or from the box (None), with the adapter in a file added to it.
+    Ready for evaluation."""
+    folder = verified_folder(run)
     config = read_config(folder / "config.json")
-    model = load_model(folder / "model.safetensors", config=config)
+    in_eight_bits = (folder / EIGHT_BITS).is_file()
+    model = load_model(folder / (EIGHT_BITS if in_eight_bits else "model.safetensors"), config=config)
     added = None if adapter is None else merge_adapter(model, adapter)
     model = model.to(device).eval()
     tokenizer = load_tokenizer(folder / "tokenizer")
@@ -187,10 +191,10 @@ def load_checkpoint(
             f"{folder / 'tokenizer'} has {tokenizer.size:,} tokens where config.json says {config.model.vocabulary:,} (model.vocabulary);"
             " it is another model's"
         )
-    run = RunFolder(folder.parents[1]) if folder.parent.name == "checkpoints" else None
+    whole = RunFolder(folder.parents[1]) if folder.parent.name == "checkpoints" else None
     about = read_about(folder / "about.json")
     return Checkpoint(
-        folder=folder, config=config, about=about, model=model, tokenizer=tokenizer, run=run, adapter=added
+        folder=folder, config=config, about=about, model=model, tokenizer=tokenizer, run=whole, adapter=added
     )
 
 
@@ -213,7 +217,8 @@ def _read_as(kind: type[T], path: Path) -> T:
 
 def load_model(path: Path, *, config: RunConfig) -> AnyModel:
     """The model of `config` with the weights of a file, which must hold exactly its tensors, in its shapes and all of one floating type."""
-    with reading_whole_or_shards(path, what=WEIGHTS) as file:
+    with reading_whole_or_shards(path, what=WEIGHTS) as found:
+        file = as_float32(found) if path.name == EIGHT_BITS and isinstance(found, TensorFile) else found
         _check_counts(file.path, list(file.kinds), config)
         _check_size(file, config)
         try:

@@ -67,7 +67,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_all(self, words: list[str]) -> argparse.Namespace:
         """Like parse_args, with the nearest known option for one that is unknown."""
-        arguments, unknown = self.parse_known_args(words)
+        several = sum(not action.option_strings for action in self._actions) > 1
+        # Of several words the first may be left out, and options may stand between them: RUN --by line FILE.
+        arguments, unknown = (self.parse_known_intermixed_args if several else self.parse_known_args)(words)
         options = [word.split("=")[0] for word in unknown if word.startswith("--")]
         if options:
             known = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
@@ -196,4 +198,5 @@ Transformer-XL: language models with memory.
 
 {commands}
 
+What reads with a model takes a run's folder; without one, the model in the box, which comes with the package.
 txl COMMAND --help explains one command."""

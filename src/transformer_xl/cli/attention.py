@@ -3,6 +3,7 @@
     txl attention runs/first
     txl attention runs/first --split test --tokens 50000 --memory 640
     txl attention runs/first --text notes.txt --head 3.2 --head 8.8 --position 700
+    txl attention --text notes.txt --out looks              (the model in the box)
 
 Layers, heads and tokens count from 1. Every token sees as many tokens, its last M; those too near the start of the text to have so many are read but not
 counted. As in the paper, the text is the valid split, and heads are shown closely at a random position. Writes report.html (one page, to open or to
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.devices import add_device, say_device
+from transformer_xl.cli.models import add_run, load_named
 from transformer_xl.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -29,8 +31,8 @@ WIDEST_SHOWN = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
     add = parser.add_argument
-    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
     add("--text", metavar="FILE", help="a text to read")
     add("--split", help="or a split of the data: train, valid (default, as in the paper) or test")
     add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
@@ -64,7 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.console import progress
     from transformer_xl.data.text.display import readable
     from transformer_xl.files import write_text
-    from transformer_xl.library import load
 
     if arguments.text and (arguments.split or arguments.data):
         other = "--split" if arguments.split else "--data"
@@ -76,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None and arguments.seed < 0:
         raise ConfigError(f"--seed: {arguments.seed} is no seed; give 0 or more")
     heads = [parse_head(word) for word in arguments.head]
-    loaded = load(arguments.run, device=arguments.device)
-    model = check_attends(loaded.model, name=arguments.run)
+    loaded = load_named(arguments.run, device=arguments.device)
+    model = check_attends(loaded.model, name=arguments.run or "the model in the box")
     folder, lengths = out_folder(arguments, loaded), loaded.config.evaluation
     if arguments.memory is not None:
         lengths = replace(lengths, memory=arguments.memory)
@@ -131,7 +132,9 @@ def out_folder(arguments: argparse.Namespace, loaded: "Loaded") -> Path:
     if arguments.out:
         return Path(arguments.out)
     if loaded.checkpoint.run is None:
-        raise ConfigError(f"{arguments.run} is in no run's folder; say where to write with --out DIR")
+        raise ConfigError(
+            f"{arguments.run or 'the model in the box'} is in no run's folder; say where to write with --out DIR"
+        )
     return loaded.checkpoint.run.inside("figures", f"attention-{source_name(arguments)}")
 
 

@@ -1,6 +1,7 @@
-"""Writes a file in fewer bytes, by what a model of bytes expects and what was counted in the file so far. Any machine makes the file of them again.
+"""Writes a file in fewer bytes, by what a model expects and what was counted in the file so far. Any machine makes the file of them again.
 
-    txl compress notes.txt --model runs/notes                        (writes notes.txt.txl)
+    txl compress notes.txt                                           (writes notes.txt.txl, by the model in the box)
+    txl compress notes.txt --model runs/notes                        (by a model of your own)
     txl compress notes.txt --model runs/notes --level best           (slower, and smaller)
     tail -f server.log | txl compress - --model runs/logs > log.txl
 
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from transformer_xl.cli.models import RUN_HELP
 from transformer_xl.errors import InputError
 
 ENDING = ".txl"
@@ -28,17 +30,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def add_files(parser: argparse.ArgumentParser, usual: str) -> None:
     parser.add_argument("file", metavar="FILE", help="- reads standard input, and writes standard output")
     parser.add_argument("-o", "--out", metavar="OUT", help=f"the file to write ({usual}); - is standard output")
-    parser.add_argument("--model", metavar="RUN", help="a run of bytes, or one of its checkpoints")
+    parser.add_argument("--model", metavar="RUN", help=RUN_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or ("-" if arguments.file == "-" else unused(f"{arguments.file}{ENDING}"))
     with source_of(arguments.file, out=out) as source:
+        from transformer_xl.cli.models import load_named
         from transformer_xl.compressing import coder_of
         from transformer_xl.compression import compress_stream
         from transformer_xl.console import progress
 
-        coder = coder_of(arguments.model)
+        coder = coder_of(load_named(arguments.model, device="cpu"))
         total = size_of(source)
         with sink_of(out) as sink, progress("compressing", total=total, unit="bytes") as advance:
             again = total is not None and "-" not in (arguments.file, out)

@@ -1,6 +1,7 @@
 """Makes the file again that `txl compress` was given, with the same model, on any machine.
 
-    txl decompress notes.txt.txl --model runs/notes                  (writes notes.txt)
+    txl decompress notes.txt.txl                                     (writes notes.txt)
+    txl decompress notes.txt.txl --model runs/notes                  (made with a model of your own)
     txl decompress - --model runs/logs < log.txl | less
 
 A file that is damaged, cut off or made with another model is refused, and nothing is written. To standard output each MB is written once its checksum
@@ -19,6 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or ("-" if arguments.file == "-" else unused(without_ending(arguments.file)))
     with source_of(arguments.file, out=out) as source:
+        from transformer_xl.cli.models import load_named
         from transformer_xl.compressing import coder_of
         from transformer_xl.compression import decompress_stream, survey
         from transformer_xl.console import progress
@@ -29,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             here = source.tell()
             total = survey(source, name=name)
             source.seek(here)
-        coder = coder_of(arguments.model)
+        coder = coder_of(load_named(arguments.model, device="cpu"))
         with sink_of(out) as sink, progress("decompressing", total=total, unit="bytes") as advance:
             written = decompress_stream(source, sink, coder, name=name, advance=advance, hold=out == "-")
     if out != "-":

@@ -5,6 +5,7 @@
     txl evaluate runs/first --sweep 0,64,128,256,512        (the paper's attention-length study: table and plot)
     txl evaluate runs/vanilla --sliding                     (a full window for each predicted token)
     txl evaluate runs/first --adapt both                    (learning while it reads, as txl tune-adaptation found)
+    txl evaluate --data data/mine                           (the model in the box, on a store of its tokens: txl prepare --tokenizer-of box)
 
 Rules: exact (default) scores every token after the first once, in full context, whatever the number of lanes; paper is the original's own
 ten columns, each starting cold, the remainder dropped."""
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.adapting import add_adapt, chosen
 from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
+from transformer_xl.cli.models import add_run, load_named
 from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
     add = parser.add_argument
-    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
     add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
     add("--split", default="test", help="train, valid or test (default)")
     add("--segment", metavar="T", type=int, help="tokens read at once")
@@ -51,8 +53,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from transformer_xl.library import load
-
     memories = sweep_lengths(arguments.sweep)
     if arguments.tokens is not None and arguments.tokens < 2:
         raise ConfigError(f"--tokens: {shown(arguments.tokens)} leaves nothing to predict; take at least 2")
@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--sweep evaluates many times; it goes with neither --per-token nor --sliding nor --adapt")
     if arguments.per_token and not Path(arguments.per_token).parent.is_dir():
         raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
-    loaded = load(arguments.run, device=arguments.device, precision=arguments.precision, adapter=arguments.adapter)
+    where = {"device": arguments.device, "precision": arguments.precision, "adapter": arguments.adapter}
+    loaded = load_named(arguments.run, **where)
     if arguments.data is not None:  # figures are of the text that was read, whatever the model learned from
         read = loaded.store(arguments.data).manifest
         loaded.checkpoint.about = replace(loaded.checkpoint.about, corpus=read.name, rule=read.rule)

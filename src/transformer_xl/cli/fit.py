@@ -5,6 +5,7 @@
     txl fit src/ --include '*.py' --exclude tests
     txl fit mails.jsonl --field body
     txl fit new.log --from runs/logs                    (begins with the weights of a run, and its tokens)
+    txl fit notes/ --from box                           (or with those of the model that comes with the package)
 
 Stopped, the same command goes on."""
 
@@ -32,7 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("paths", nargs="+", metavar="PATH", help="files, folders, archives; .jsonl, .csv, .parquet by record")
     add("--minutes", type=float, default=10.0, metavar="M", help="how long to train (10)")
     add("--run", metavar="RUN", help="the folder that everything lands in (runs/NAME of the text)")
-    add("--from", dest="origin", metavar="RUN", help="begin with the tokens, model and weights of this run")
+    add(
+        "--from",
+        dest="origin",
+        metavar="RUN",
+        help="begin with the tokens, model and weights of this run; box: of the model in the box",
+    )
     add("--field", action="append", metavar="NAME", help="of records: what holds the text; may be repeated")
     add("--include", action="append", metavar="PATTERN", help="only such files; may be repeated")
     add("--exclude", action="append", metavar="PATTERN", help="neither such files nor folders; may be repeated")

@@ -1,5 +1,6 @@
 """Text out of a model, as it is drawn.
 
+txl generate --prompt "The history of"              (by the model in the box)
 txl generate runs/first --prompt "import os" --tokens 300
 txl generate runs/first --prompt "def " --stop "\\n\\n" --samples 4 --top-p 0.9 --top-k 0
 txl generate runs/first --prompt "class " --beams 4 --tokens 40
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from transformer_xl.cli.adapting import add_adapt, chosen
 from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
+from transformer_xl.cli.models import add_run, load_named
 from transformer_xl.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ CHANCE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
     add = parser.add_argument
-    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
     prompt = parser.add_mutually_exclusive_group().add_argument
     prompt(
         "--prompt",
@@ -86,14 +88,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     check(arguments)
     from transformer_xl.decoding import Sampling
-    from transformer_xl.library import load
 
     arguments.tokens = arguments.tokens or (PAPER_TOKENS if arguments.paper else TOKENS)
     prompt = read_prompt(arguments)
     arguments.stop = [typed_text("--stop", text) for text in arguments.stop]
     sampling = Sampling(**{name: getattr(arguments, name) for name in CHANCE if getattr(arguments, name) is not None})
     where = {"device": arguments.device, "precision": arguments.precision, "adapter": arguments.adapter}
-    loaded = load(arguments.run, memory=arguments.memory, **where)
+    loaded = load_named(arguments.run, memory=arguments.memory, **where)
     say_device(arguments, loaded)
     if arguments.paper:
         return paper(arguments, loaded, sampling)

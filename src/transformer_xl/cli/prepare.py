@@ -157,7 +157,9 @@ def _refuse(arguments: argparse.Namespace, options: tuple[str, ...], why: str) -
 
 def _existing_tokenizer(path: Path) -> Tokenizer:
     from transformer_xl.checkpoint import RunFolder
+    from transformer_xl.checkpoint.box import folder_of
 
+    path = folder_of(path)
     for folder in (path, path / "tokenizer"):
         if (folder / DESCRIPTION).is_file():
             return load_tokenizer(folder)

@@ -117,3 +117,6 @@ def print_table(counts: dict[str, int]) -> None:
             names = " or ".join((preset.name, *preset.aliases))
             print(f"  {names:<24}{preset.purpose}")
     print(f"  {'one of the paper':<24}by its own name, above: those are for GPUs and days")
+    print(
+        f"  {'none at all':<24}the model in the box writes, scores and serves without a run (docs/box.md); --from box begins with it"
+    )

@@ -1,4 +1,5 @@
-"""The runs in a folder: how large, how far, how long, how good, on what, when. Nothing is loaded.
+"""The runs in a folder: how large, how far, how long, how good, on what, when. Nothing is loaded. The model in the box is
+not among them: it lies in the package, and is what a command reads with that is given no RUN.
 
 txl runs
 txl runs experiments --json

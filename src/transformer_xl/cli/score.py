@@ -1,5 +1,6 @@
 """How surprising each token, line or document of a text is, as JSON lines, while the text is still coming. Memory does not grow with the text.
 
+    txl score notes.txt --summary                                        (by the model in the box; one word is the text)
     txl score runs/first notes.txt --summary
     tail -f server.log | txl score runs/first - --by line --above 99.9% --state watch.state
     tail -f server.log | txl score runs/first - --by line --adapt both --state watch.state      (learning from every line it has told)
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 from transformer_xl.cli.adapting import add_adapt, chosen
 from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
+from transformer_xl.cli.models import add_run, load_named
 from transformer_xl.console import say
 from transformer_xl.errors import InputError
 
@@ -39,15 +41,15 @@ SAVED_EVERY_SECONDS = 60.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
     add = parser.add_argument
-    add("run", metavar="RUN", help="a run's folder, or one of its checkpoints")
     add("file", metavar="FILE", help="the text; - reads standard input, which may never end")
     add("--by", choices=("token", "line", "document"), default="token", help="what a line of the answer is about")
     add(
         "--above",
         type=threshold,
-        metavar="BITS|P%",
-        help="only what has as many bits, or more than P %% of the last lines",
+        metavar="BITS|SHARE",
+        help="only what has as many bits (40), or more than such a share of the last lines (99.9%%)",
     )
     add("--last", type=int, metavar="N", help="lines or documents that each is compared with (default: 10000)")
     add(
@@ -138,16 +140,15 @@ class Source:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from transformer_xl.library import load
-
     by_token = arguments.by == "token"
     for option in ("state", "last"):
         if by_token and getattr(arguments, option) is not None:
             raise InputError(f"--{option} is for --by line and --by document")
     if by_token and arguments.above is not None and arguments.above.share is not None:
         raise InputError("--above P% compares lines or documents; give --by line, or --above BITS")
+    check_file(Path(arguments.file), alone=arguments.run is None)
     where = {"device": arguments.device, "precision": arguments.precision, "adapter": arguments.adapter}
-    loaded = load(arguments.run, memory=arguments.memory, **where)
+    loaded = load_named(arguments.run, memory=arguments.memory, **where)
     show = print_scores if by_token else print_lines
     with ExitStack() as opened:
         if arguments.state is not None:
@@ -157,14 +158,19 @@ def run(arguments: argparse.Namespace) -> int:
         return show(arguments, loaded, opened.enter_context(text_in(Path(arguments.file))), name=arguments.file)
 
 
+def check_file(path: Path, *, alone: bool) -> None:
+    """`alone`: one word is the text, and nobody named a run; or the run was named, and the text forgotten."""
+    if str(path) != "-" and (not path.exists() or path.is_dir()):
+        what = "is a folder" if path.is_dir() else "does not exist"
+        told = " (one word is the text, two are RUN and FILE)" if alone else ""
+        raise InputError(f"{path} {what}; name a file, or - for standard input{told}")
+
+
 @contextmanager
 def text_in(path: Path) -> Iterator[BinaryIO]:
     """A file's bytes; of one that is compressed, what it holds."""
     from transformer_xl.data.corpora.sources import COMPRESSED_ENDINGS, Source
 
-    if not path.exists() or path.is_dir():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise InputError(f"{path} {what}; name a file, or - for standard input")
     if path.suffix in COMPRESSED_ENDINGS:
         with Source(path=path).open() as stream:
             yield cast(BinaryIO, stream)

@@ -1,6 +1,6 @@
 """A page and an HTTP API for one or more trained models, like OpenAI's, with sessions that remember.
 
-    txl serve runs/first                                  (http://127.0.0.1:8000, for this machine alone)
+    txl serve                                             (the model in the box, at http://127.0.0.1:8000, for this machine alone)
     txl serve runs/first runs/second --sessions saved     (two models; sessions can be saved there)
 
 An API key, where one is wanted, comes from --api-key-file or from the environment's TXL_API_KEY. SIGTERM and Ctrl-C let what is under way finish."""
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.devices import add_device, add_precision
+from transformer_xl.cli.models import RUN_HELP, load_named
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("runs", metavar="RUN", nargs="+", help="a run's folder, or one of its checkpoints")
+    add("runs", metavar="RUN", nargs="*", help=RUN_HELP)
     add("--host", default="127.0.0.1", help="where to listen; other than loopback needs a key (127.0.0.1)")
     add("--port", type=int, default=8000, help="0 takes a free one (8000)")
     add("--sessions", metavar="DIR", help="an existing folder in which sessions can be saved")
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         learning=arguments.max_learning,
         deadline_seconds=arguments.deadline,
     )
-    runs, device = [Path(run) for run in arguments.runs], choose_device(arguments.device)
+    runs, device = arguments.runs or [None], choose_device(arguments.device)
     where = {"device": str(device), "precision": arguments.precision}
     models, limits = load_models(runs, memory=arguments.memory, limits=asked, **where)
     if (limits.admitted, limits.sessions) != (asked.admitted, asked.sessions):
@@ -102,20 +103,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def load_models(
-    runs: list[Path], *, memory: int | None, limits: "Limits", device: str, precision: "Precision"
+    runs: list[str | None], *, memory: int | None, limits: "Limits", device: str, precision: "Precision"
 ) -> tuple[list["Served"], "Limits"]:
     """The models, and the limits that there is memory for: reckoned before any of it is taken."""
     from transformer_xl.batching.budget import Cost, free_on
-    from transformer_xl.library import load
+    from transformer_xl.checkpoint.box import BOX
     from transformer_xl.serving.api.admission import within_memory
     from transformer_xl.serving.api.models import Served, name_of
 
     models, costs, fitting = list[Served](), list[Cost](), limits
     for run in runs:
-        checkpoint = load(run, memory=memory, device=device, precision=precision).checkpoint
+        checkpoint = load_named(run, memory=memory, device=device, precision=precision).checkpoint
         costs.append(Cost.of(checkpoint.model, segment=checkpoint.config.training.segment))
         fitting = within_memory(limits, costs, available=free_on(checkpoint.model.vocabulary.bias_V.device))
-        models.append(Served(name_of(run, [one.name for one in models]), checkpoint, limits=limits))
+        models.append(Served(name_of(Path(run or BOX), [one.name for one in models]), checkpoint, limits=limits))
     return models, fitting
 
 

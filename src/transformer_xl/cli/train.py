@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="origin",
         metavar="RUN",
-        help="begin with the weights of this run; optimiser, schedule and place in the data are new, all fields are its own unless given",
+        help="begin with the weights of this run (box: of the model in the box); optimiser, schedule and place in the data are new, all fields are its own unless given",
     )
     parser.add_argument(
         "--adapter",
