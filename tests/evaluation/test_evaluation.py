@@ -15,6 +15,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.evaluation import evaluate, figures, make_rule, score_split
 from transformer_xl.evaluation.ngram import witten_bell_bits
 from transformer_xl.evaluation.scoring import lanes_for
+from transformer_xl.library import load
 from transformer_xl.model import TransformerXL
 
 
@@ -194,3 +195,20 @@ def test_witten_bell_is_a_distribution():
         for symbol in range(5)
     )
     assert unseen == pytest.approx(1.0)
+
+
+def test_command_reads_a_text_in_the_models_own_tokens(trained_run, tmp_path, capsys):
+    text = "def f(x):\n    return x\n" * 20
+    (tmp_path / "notes.txt").write_text(text, encoding="utf-8")
+    before = sorted((trained_run / "evaluations").glob("*")) if (trained_run / "evaluations").exists() else []
+    assert main(["evaluate", str(trained_run), "--text", str(tmp_path / "notes.txt"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    bits = load(trained_run).score(text).bits[1:]
+    assert told["bits_per_byte"] == pytest.approx(bits.mean(), rel=0.01)  # segments are cut elsewhere
+    assert told["split"] == "notes.txt"
+    made = set((trained_run / "evaluations").glob("*")) - set(before)
+    assert [path.name.startswith("notes.txt-exact") for path in made] == [True]
+    for path in made:
+        path.unlink()
+    assert main(["evaluate", str(trained_run), "--text", "x", "--data", "y"]) == 2
+    assert capsys.readouterr().err == "txl: --text and --data are two texts; give one of them\n"

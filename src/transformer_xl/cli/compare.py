@@ -8,13 +8,13 @@ Every model reads with its own lengths unless --segment and --memory give all of
 
 import argparse
 import json
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.data import table
 from transformer_xl.cli.devices import add_device, say_device
+from transformer_xl.cli.models import store_of_text
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
 
@@ -99,14 +99,10 @@ def of_split(arguments: argparse.Namespace, models: dict[str, "Loaded"]) -> list
 
 def of_text(arguments: argparse.Namespace, models: dict[str, "Loaded"]) -> list[Compared]:
     """The same bytes, in the tokens of each."""
-    from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
-
     found = []
     for name, loaded in models.items():
-        with tempfile.TemporaryDirectory(prefix="txl-compare-") as folder:
-            settings = OwnText(existing=loaded.tokenizer, shares=(1.0,))
-            prepare_own_text([arguments.text], out=Path(folder) / "store", settings=settings)
-            found.append(evaluated(arguments, name, loaded, Path(folder) / "store", "train"))
+        with store_of_text(loaded, arguments.text) as store:
+            found.append(evaluated(arguments, name, loaded, store, "train"))
     return found
 
 

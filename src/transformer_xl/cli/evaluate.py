@@ -1,24 +1,26 @@
-"""How good a model is on a split, with the rule that made the figure. Results land in RUN/evaluations.
+"""How good a model is on a split or a text, with the rule that made the figure. Results land in RUN/evaluations.
 
     txl evaluate runs/first
     txl evaluate runs/first --memory 512 --clamp 400 --same-length
     txl evaluate runs/first --sweep 0,64,128,256,512        (the paper's attention-length study: table and plot)
     txl evaluate runs/vanilla --sliding                     (a full window for each predicted token)
     txl evaluate runs/first --adapt both                    (learning while it reads, as txl tune-adaptation found)
-    txl evaluate --data data/mine                           (the model in the box, on a store of its tokens: txl prepare --tokenizer-of box)
+    txl evaluate runs/first --text notes.txt                (on a text, in its own tokens)
+    txl evaluate --text notes.txt                           (the same by the model in the box)
 
 Rules: exact (default) scores every token after the first once, in full context, whatever the number of lanes; paper is the original's own
 ten columns, each starting cold, the remainder dropped."""
 
 import argparse
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.adapting import add_adapt, chosen
 from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
-from transformer_xl.cli.models import add_run, load_named
+from transformer_xl.cli.models import add_run, load_named, store_of_text
 from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add = parser.add_argument
     add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
+    add("--text", metavar="PATH", help="a text in place of a split, all of it, in the model's own tokens")
     add("--split", default="test", help="train, valid or test (default)")
     add("--segment", metavar="T", type=int, help="tokens read at once")
     add("--memory", metavar="M", type=int, help="positions remembered")
@@ -60,8 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--sweep evaluates many times; it goes with neither --per-token nor --sliding nor --adapt")
     if arguments.per_token and not Path(arguments.per_token).parent.is_dir():
         raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
+    if arguments.text is not None and arguments.data is not None:
+        raise ConfigError("--text and --data are two texts; give one of them")
     where = {"device": arguments.device, "precision": arguments.precision, "adapter": arguments.adapter}
     loaded = load_named(arguments.run, **where)
+    with ExitStack() as opened:
+        if arguments.text is not None:
+            arguments.data, arguments.split = opened.enter_context(store_of_text(loaded, arguments.text)), "train"
+        return measure(arguments, loaded, memories)
+
+
+def measure(arguments: argparse.Namespace, loaded: "Loaded", memories: list[int]) -> int:
     if arguments.data is not None:  # figures are of the text that was read, whatever the model learned from
         read = loaded.store(arguments.data).manifest
         loaded.checkpoint.about = replace(loaded.checkpoint.about, corpus=read.name, rule=read.rule)
@@ -102,7 +114,9 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
     rounded = "" if rule.weights == "exact" else f"-{rule.weights}"
     rounded += "" if rule.precision == "float32" else f"-{rule.precision}"
     rounded += f"-adapt-{arguments.adapt}" if rule.adaptation else ""
-    record(loaded, result, name=f"{arguments.split}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}{rounded}")
+    record(
+        loaded, result, name=f"{read_name(arguments)}-{rule.name}-memory-{rule.memory}-segment-{rule.segment}{rounded}"
+    )
     if arguments.json:
         print(json.dumps(result, indent=2))
     else:
@@ -111,7 +125,8 @@ def single(arguments: argparse.Namespace, loaded: "Loaded", lengths: "Evaluation
         print(
             f"loss {found.loss_nats:.5f} nats, {found.bits_per_token:.4f} bits per token, {found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.2f}"
         )
-        print(f"{found.tokens:,} tokens of {about.corpus} {arguments.split} ({about.rule})")
+        read = arguments.text or f"{about.corpus} {arguments.split} ({about.rule})"
+        print(f"{found.tokens:,} tokens of {read}")
         print(f"rule {rule.sentence()}")
         print(f"{found.tokens / found.seconds:,.0f} tokens/s")
     return 0
@@ -132,9 +147,9 @@ def sweep(arguments: argparse.Namespace, loaded: "Loaded", lengths: "EvaluationC
         **asked_of_rule(arguments),
     )
     result = {**header(arguments, loaded), "sweep": [one.as_json() for one in found]}
-    record(loaded, result, name=f"{arguments.split}-sweep")
+    record(loaded, result, name=f"{read_name(arguments)}-sweep")
     if loaded.checkpoint.run is not None and can_draw():
-        path = loaded.checkpoint.run.made("figures") / f"sweep-{arguments.split}{adapted(loaded)}.png"
+        path = loaded.checkpoint.run.made("figures") / f"sweep-{read_name(arguments)}{adapted(loaded)}.png"
         found.plot(path)
         if not arguments.json:
             print(f"plot: {path}")
@@ -168,10 +183,15 @@ def header(arguments: argparse.Namespace, loaded: "Loaded") -> dict[str, object]
         "step": about.step,
         "corpus": about.corpus,
         "corpus_rule": about.rule,
-        "split": arguments.split,
+        "split": read_name(arguments),
         "unit": about.unit,
         **({} if arguments.adapter is None else {"adapter": arguments.adapter}),
     }
+
+
+def read_name(arguments: argparse.Namespace) -> str:
+    """Of what was read: a split's, or a text's."""
+    return arguments.split if arguments.text is None else Path(arguments.text).name
 
 
 def record(loaded: "Loaded", result: dict[str, object], *, name: str) -> None:

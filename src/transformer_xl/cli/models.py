@@ -1,6 +1,10 @@
 """The model that a command reads with: the run that was named, or the model in the box."""
 
 import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.console import say
@@ -26,3 +30,14 @@ def load_named(run: str | None, **how: Any) -> "Loaded":
     if run is None:
         say("no run is named: reading with the model in the box")
     return loaded
+
+
+@contextmanager
+def store_of_text(loaded: "Loaded", text: str) -> Iterator[Path]:
+    """A text as a store of the model's own tokens, all of it the split `train`, for as long as it is needed."""
+    from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
+
+    with tempfile.TemporaryDirectory(prefix="txl-text-") as folder:
+        settings = OwnText(existing=loaded.tokenizer, shares=(1.0,))
+        prepare_own_text([text], out=Path(folder) / "store", settings=settings)
+        yield Path(folder) / "store"
