@@ -25,6 +25,8 @@ from transformer_xl.model.products import Linear, LowRank
 SMALLEST = 0.1
 """Of the mean size of a tensor's gradients: what is added to each, so that a weight that hardly ever moved in training is not thrown far by one segment."""
 SEED = 1
+MOST_KEPT = 31 << 20
+"""Bytes. The C library keeps no more than twice a little over that, whatever it is asked for."""
 
 
 class FastWeights:
@@ -43,6 +45,8 @@ class FastWeights:
         self._compiled = native.usable(like) and all(
             weight.is_contiguous() and weight.dtype == like.dtype for weight in self.trained
         )
+        if how.moves and like.is_cpu:
+            _keep_pages(sum(weight.nbytes for weight in self.trained))
 
     def _adopt(self, model: AnyModel) -> None:
         self.model = model
@@ -148,6 +152,12 @@ class FastWeights:
         elif self.how.decay:
             torch._foreach_lerp_(weights, self.trained, self.how.decay)
         return True
+
+
+def _keep_pages(count: int) -> None:
+    """Gradients are made anew for each segment. What they lay in goes back to the system, which then has to make each page anew, and that takes as long as
+    a fifth of a lesson. But the C library keeps twice as much as the largest piece that was ever freed, and so one such piece is."""
+    torch.empty(min(count, MOST_KEPT), dtype=torch.uint8)
 
 
 def _own_model(model: AnyModel, how: AdaptationConfig) -> AnyModel:
