@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from small_models import build, random_tokens
+from transformer_xl import native
 from transformer_xl.adaptation import AdaptiveReader, Statistics
 from transformer_xl.adaptation.fast_weights import SMALLEST, FastWeights
 from transformer_xl.config import AdaptationConfig, RecurrentConfig
@@ -198,6 +199,13 @@ def test_weights_move_as_the_formula_says(model, tokens, way):
             weight.data = weight.data - how.rate * gradient
             weight.data = weight.data + back * (trained[name] - weight.data)
     torch.testing.assert_close(told[:, 1:], torch.cat(expected, dim=1), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_kernels_the_same(model, tokens, way, monkeypatch):
+    found = read(reader_of(model, WAYS[way]), tokens, 7)
+    monkeypatch.setattr(native, "usable", lambda like: False)
+    torch.testing.assert_close(read(reader_of(model, WAYS[way]), tokens, 7), found, rtol=0, atol=1e-11, equal_nan=True)
 
 
 def test_a_models_own_words_are_read_and_not_learned_from(model, tokens):

@@ -356,7 +356,7 @@ def test_words_of_learning_are_refused_elsewhere(capsys):
     assert main(["bench", "training", "--minutes", "3"]) == 2
     assert "--minutes is for txl bench learning" in capsys.readouterr().err
     assert main(["bench", "training", "--json", "file.json"]) == 2
-    assert "only txl bench learning writes a file" in capsys.readouterr().err
+    assert "only txl bench learning and adaptation write a file" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,17 @@ def test_a_gradient_given_back_is_written_over(monkeypatch):
     assert torch.equal(again, expected)
 
 
+def test_few_positions_and_thousands_of_words():
+    """Products are so small then that each further gradient of the table's size costs more; and what was given back is used again."""
+    model = build(train=True, vocabulary=vocabulary.FEWEST)
+    few, many = (torch.zeros(1, count, dtype=torch.int64) for count in (7, vocabulary.FEW_POSITIONS + 1))
+    for tokens, in_one_piece in ((many, False), (few, True)):
+        model(tokens, targets_BT=tokens).loss_BT.sum().backward()
+        model.vocabulary.give_back_gradient()
+        assert (model.vocabulary.spare_gradient is not None) == in_one_piece
+    assert build(train=True, vocabulary=vocabulary.FEWEST - 1).vocabulary.table_gradient(few) is None
+
+
 def test_nothing_is_shared_where_nobody_learns():
     with torch.no_grad():
         assert build(vocabulary=30_000).vocabulary.table_gradient(torch.zeros(1, 1)) is None

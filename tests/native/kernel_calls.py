@@ -65,6 +65,11 @@ def results() -> dict[str, torch.Tensor]:
         gradient_PO, gradient_OI = torch.randn(40, 50, dtype=dtype), torch.empty_like(weight_OI)
         found[f"{dtype} few_backward"] = native.few_backward(gradient_PO, x_PI, weight_OI, gradient_OI)
         found[f"{dtype} few_backward's matrix"] = gradient_OI
+        moved_OI, beside = weight_OI.clone(), {"inverse": [weight_OI.abs()], "back": [weight_OI.sigmoid()]}
+        native.MovingWeights([moved_OI], [weight_OI], **beside).move([gradient_OI], rate=0.1, decay=0.0)
+        found[f"{dtype} moved weights"] = moved_OI
+        next_S, target_T = torch.arange(50) % 7, torch.arange(40) % 7
+        found[f"{dtype} recalled"] = native.recall(gradient_PO, next_S, target_T, past=9, size=30, theta=0.5)
     return found
 
 

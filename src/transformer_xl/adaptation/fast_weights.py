@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transformer_xl import native
 from transformer_xl.config import AdaptationConfig
 from transformer_xl.errors import ConfigError, InputError
 from transformer_xl.model import AnyModel, Recurrent
@@ -24,6 +25,8 @@ from transformer_xl.model.products import Linear, LowRank
 SMALLEST = 0.1
 """Of the mean size of a tensor's gradients: what is added to each, so that a weight that hardly ever moved in training is not thrown far by one segment."""
 SEED = 1
+MOST_KEPT = 31 << 20
+"""Bytes. The C library keeps no more than twice a little over that, whatever it is asked for."""
 
 
 class FastWeights:
@@ -38,9 +41,19 @@ class FastWeights:
         self._back: list[Tensor] = []
         if how.moves and how.rule == "rms":
             self._take(sizes)
+        like = self.trained[0]
+        self._compiled = native.usable(like) and all(
+            weight.is_contiguous() and weight.dtype == like.dtype for weight in self.trained
+        )
+        if how.moves and like.is_cpu:
+            _keep_pages(sum(weight.nbytes for weight in self.trained))
 
     def _adopt(self, model: AnyModel) -> None:
         self.model = model
+        self._used: Sequence[Tensor] = ()
+        """The lane's weights that the model has now."""
+        self._kernel: native.MovingWeights | None = None
+        """Of these."""
         moving = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self.names, self._moving = list(moving), list(moving.values())
 
@@ -75,8 +88,10 @@ class FastWeights:
 
     def use(self, weights: Sequence[Tensor]) -> AnyModel:
         """The model with these weights, which are read and, by `learn`, written to."""
-        for parameter, weight in zip(self._moving, weights, strict=True):
-            parameter.data = weight
+        if weights is not self._used:
+            for parameter, weight in zip(self._moving, weights, strict=True):
+                parameter.data = weight
+            self._used, self._kernel = weights, None
         return self.model
 
     def snapshot(self, weights: Sequence[Tensor]) -> AnyModel:
@@ -96,31 +111,53 @@ class FastWeights:
 
     def gradients(self, loss: Tensor) -> list[Tensor | None]:
         """Of a loss that the model in use computed; None where it does not depend on a weight."""
-        self.model.vocabulary.give_back_gradient()
-        self.model.zero_grad(set_to_none=True)
+        self._drop_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
         return [parameter.grad for parameter in self._moving]
 
+    def _drop_gradients(self) -> None:
+        self.model.vocabulary.give_back_gradient()
+        for parameter in self._moving:
+            parameter.grad = None
+
     def learn(self, loss: Tensor) -> bool:
         """Moves the weights in use. False where a gradient is not finite: then they stay as they are."""
-        found = [(place, gradient) for place, gradient in enumerate(self.gradients(loss)) if gradient is not None]
-        gradients = [gradient for _, gradient in found]
+        moved = self._move(self.gradients(loss))
+        self._drop_gradients()
+        return moved
+
+    def _move(self, gradients: Sequence[Tensor | None]) -> bool:
+        if not self._compiled:
+            return self._move_by_torch(gradients)
+        if self._kernel is None:
+            beside = {"inverse": self._inverse, "back": self._back}
+            self._kernel = native.MovingWeights(self._used, self.trained, **beside)
+        return self._kernel.move(gradients, rate=self.how.rate, decay=self.how.decay)
+
+    @torch.no_grad()
+    def _move_by_torch(self, found: Sequence[Tensor | None]) -> bool:
+        """As the kernel does."""
+        places = [place for place, gradient in enumerate(found) if gradient is not None]
+        gradients = [gradient for gradient in found if gradient is not None]
         if not bool(torch.nn.utils.get_total_norm(gradients).isfinite()):
             return False
-        with torch.no_grad():
-            weights = [parameter.data for parameter in self._moving]
-            moved = [weights[place] for place, _ in found]
-            if self._inverse:
-                torch._foreach_addcmul_(
-                    moved, gradients, [self._inverse[place] for place, _ in found], value=-self.how.rate
-                )
-            else:
-                torch._foreach_add_(moved, gradients, alpha=-self.how.rate)
-            if self._back:
-                torch._foreach_lerp_(weights, self.trained, self._back)
-            elif self.how.decay:
-                torch._foreach_lerp_(weights, self.trained, self.how.decay)
+        weights = [parameter.data for parameter in self._moving]
+        moved = [weights[place] for place in places]
+        if self._inverse:
+            torch._foreach_addcmul_(moved, gradients, [self._inverse[place] for place in places], value=-self.how.rate)
+        else:
+            torch._foreach_add_(moved, gradients, alpha=-self.how.rate)
+        if self._back:
+            torch._foreach_lerp_(weights, self.trained, self._back)
+        elif self.how.decay:
+            torch._foreach_lerp_(weights, self.trained, self.how.decay)
         return True
+
+
+def _keep_pages(count: int) -> None:
+    """Gradients are made anew for each segment. What they lay in goes back to the system, which then has to make each page anew, and that takes as long as
+    a fifth of a lesson. But the C library keeps twice as much as the largest piece that was ever freed, and so one such piece is."""
+    torch.empty(min(count, MOST_KEPT), dtype=torch.uint8)
 
 
 def _own_model(model: AnyModel, how: AdaptationConfig) -> AnyModel:

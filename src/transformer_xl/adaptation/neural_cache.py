@@ -12,7 +12,10 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from transformer_xl import native
 from transformer_xl.config import AdaptationConfig
+from transformer_xl.model import products
+from transformer_xl.model.products import WHOLE_ROWS
 
 CANDIDATES = 64
 """Positions that a prediction looks at in a cache without end: the newest of those with its context."""
@@ -23,7 +26,7 @@ ROOM = 512
 
 def most_positions(how: AdaptationConfig, *, coming: int) -> int:
     """Of a cache with an end, and of its room, when so many come at a time."""
-    return how.cache_size + max(ROOM, how.cache_size // 2) + coming
+    return how.cache_size + max(ROOM, how.cache_size // 2) + coming + WHOLE_ROWS
 
 
 class NeuralCache:
@@ -66,8 +69,22 @@ class NeuralCache:
 
     def shares(self, hidden_TD: Tensor, token_T: Tensor, target_T: Tensor, *thetas: float) -> list[Tensor]:
         """What the cache alone gives each target, for each theta; NaN where it is empty."""
-        score_TS, following_TS = self._compared(hidden_TD, token_T, target_T)
-        right_TS = following_TS == target_T[:, None]
+        hidden_SD, next_S = self._with_new(hidden_TD, target_T)
+        N, size = len(self), self.how.cache_size
+        if not size:
+            place_TS = self._candidates(token_T.tolist()).to(next_S.device)
+            unseen_TS, known_TS = place_TS < 0, place_TS.clamp(min=0)
+            score_TS = torch.einsum("td,tsd->ts", hidden_TD, hidden_SD[known_TS])
+            right_TS = next_S[known_TS] == target_T[:, None]
+        else:
+            with torch.no_grad():
+                score_TS = products.linear(hidden_TD, hidden_SD)
+            if native.usable(score_TS):
+                past = {"past": N, "size": size}
+                return [native.recall(score_TS, next_S, target_T.contiguous(), **past, theta=theta) for theta in thetas]
+            unseen_TS = torch.ones_like(score_TS, dtype=torch.bool).tril_(N - 1).triu_(N - size).logical_not_()
+            right_TS = next_S == target_T[:, None]
+        score_TS = score_TS.masked_fill_(unseen_TS, float("-inf"))
         # A theta of 0 leaves -inf what it is.
         weights = (torch.softmax(score_TS * max(theta, SMALLEST_THETA), dim=1) for theta in thetas)
         return [(weight_TS * right_TS).sum(1) for weight_TS in weights]
@@ -84,18 +101,16 @@ class NeuralCache:
         weight_N = torch.softmax(self.how.cache_theta * (hidden_ND @ hidden_D), dim=0)
         return hidden_D.new_zeros(vocabulary).index_add_(0, next_N, weight_N)
 
-    def _compared(self, hidden_TD: Tensor, token_T: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each position its products with the states it may look at, -inf for all others, and the tokens that came after them."""
-        hidden_ND, next_N = self.kept()
-        hidden_SD, next_S = torch.cat([hidden_ND, hidden_TD]), torch.cat([next_N, target_T])
-        N, T, size = len(next_N), len(target_T), self.how.cache_size
-        if size:
-            seen_TS = torch.ones(T, N + T, dtype=torch.bool, device=next_S.device).tril_(N - 1).triu_(N - size)
-            return (hidden_TD @ hidden_SD.t()).masked_fill_(~seen_TS, float("-inf")), next_S.expand(T, -1)
-        place_TS = self._candidates(token_T.tolist()).to(next_S.device)
-        known_TS = place_TS.clamp(min=0)
-        score_TS = torch.einsum("td,tsd->ts", hidden_TD, hidden_SD[known_TS])
-        return score_TS.masked_fill_(place_TS < 0, float("-inf")), next_S[known_TS]
+    def _with_new(self, hidden_TD: Tensor, target_T: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept, and behind it positions that come next, as they lie in the buffers; up to whole rows of a product, of which the last mean
+        nothing."""
+        T = len(target_T)
+        if self.end + T + WHOLE_ROWS > len(self.next_N):
+            self._move(T)
+        new = slice(self.end, self.end + T)
+        self.hidden_ND[new], self.next_N[new] = hidden_TD, target_T
+        some = slice(self.first, self.first + -(-(len(self) + T) // WHOLE_ROWS) * WHOLE_ROWS)
+        return self.hidden_ND[some], self.next_N[some]
 
     # --- told
 
@@ -104,17 +119,14 @@ class NeuralCache:
         size, T = self.how.cache_size, len(target_T)
         if not size:
             self._add(token_T.tolist())
-        if self.end + T > len(self.next_N):
-            self._move(T)
-        new = slice(self.end, self.end + T)
-        self.hidden_ND[new], self.next_N[new] = hidden_TD, target_T
+        self._with_new(hidden_TD, target_T)
         self.end += T
         self.first = max(self.first, self.end - size) if size else 0
 
     def _move(self, coming: int) -> None:
         """To the front of buffers with room for more."""
         size, (hidden_ND, next_N) = self.how.cache_size, self.kept()
-        room = most_positions(self.how, coming=coming) if size else 2 * (len(self) + coming)
+        room = most_positions(self.how, coming=coming) if size else 2 * (len(self) + coming) + WHOLE_ROWS
         self.hidden_ND, self.next_N = hidden_ND.new_zeros(room, hidden_ND.shape[1]), next_N.new_zeros(room)
         self.hidden_ND[: len(next_N)], self.next_N[: len(next_N)] = hidden_ND, next_N
         self.first, self.end = 0, len(next_N)

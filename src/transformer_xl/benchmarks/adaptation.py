@@ -1,8 +1,10 @@
-"""What learning while reading costs: every way reads the same tokens once in each round, beside the weights that stand still. Weights and text are random."""
+"""What learning while reading costs: every way reads the same tokens once in each round, beside the weights that stand still. Weights and text are random;
+passages of the text return, so that a cache without end has as much to look at as it may.
+"""
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -19,9 +21,12 @@ from transformer_xl.training.recording import peak_memory_mb
 
 Scale = Literal["full", "tiny"]
 STATIC = "weights that stand still"
-SEGMENT = {"full": 128, "tiny": 8}
-TOKENS = {"full": 8192, "tiny": 64}
+SEGMENT = {"full": 128, "tiny": 16}
+"""Of the model that is measured unless a preset is named, which brings its own."""
+SEGMENTS = {"full": 64, "tiny": 4}
 """That each reads in a round."""
+PASSAGE, PASSAGES = 32, 8
+"""Tokens of each passage, and how many there are."""
 PARTS = 10
 
 
@@ -57,17 +62,18 @@ class AdaptationCosts:
         return asdict(self)
 
 
-def measure_adaptation(*, scale: Scale, rounds: int, tokens: int | None = None) -> AdaptationCosts:
+def measure_adaptation(
+    *, scale: Scale, rounds: int, tokens: int | None = None, preset: str | None = None
+) -> AdaptationCosts:
     """`tokens`: of a text that is read on, with moving weights and a cache, to see whether time and memory stay flat."""
-    if tokens is not None and tokens < PARTS * SEGMENT[scale]:
-        raise ConfigError(
-            f"`tokens=`: {tokens} are too few to compare parts of; take at least {PARTS * SEGMENT[scale]}"
-        )
-    model, segment, count = _model(scale), SEGMENT[scale], TOKENS[scale]
+    model, segment = _model(scale, preset)
+    if tokens is not None and tokens < PARTS * segment:
+        raise ConfigError(f"`tokens=`: {tokens} are too few to compare parts of; take at least {PARTS * segment}")
+    count = SEGMENTS[scale] * segment
     statistics = _statistics(model)
-    ways = ways_of(scale)
+    ways = ways_of(scale, segment=segment)
     readers = {way: AdaptiveReader(model, how, statistics=statistics, sight="segment") for way, how in ways.items()}
-    text_1P = torch.randint(model.config.vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
+    text_1P = _text(model, tokens=count, seed=0)
     _check_same(readers[STATIC].fork(), model, text_1P[:, : 3 * segment], segment=segment)
     for reader in readers.values():
         reader.score(text_1P[:, :1])  # a segment is whole with the token after it: from here on, with every piece
@@ -79,7 +85,7 @@ def measure_adaptation(*, scale: Scale, rounds: int, tokens: int | None = None) 
                 if number:  # the first fills memory and caches
                     seconds[way].append(spent)
                 advance(1)
-        parts = tuple(_parts(readers["both"], tokens, segment=segment)) if tokens else ()
+    parts = tuple(_parts(readers["both"], tokens, segment=segment)) if tokens else ()
     costs = [
         Cost(
             way=way,
@@ -89,12 +95,13 @@ def measure_adaptation(*, scale: Scale, rounds: int, tokens: int | None = None) 
         for way, spent in seconds.items()
     ]
     config = model.config
-    told = f"{config.n_layer} layers of {config.d_model}, memory {config.memory}, {config.vocabulary:,} tokens"
+    told = "" if preset is None else f"{preset}: "
+    told += f"{config.n_layer} layers of {config.d_model}, memory {config.memory}, {config.vocabulary:,} tokens"
     return AdaptationCosts(model=told, segment=segment, rounds=rounds, scale=scale, costs=tuple(costs), parts=parts)
 
 
-def ways_of(scale: Scale) -> dict[str, AdaptationConfig]:
-    segment, size = SEGMENT[scale], 2000 if scale == "full" else 20
+def ways_of(scale: Scale, *, segment: int) -> dict[str, AdaptationConfig]:
+    size = 2000 if scale == "full" else 20
     moves: dict[str, Any] = {"rate": 1e-9, "segment": segment, "cache_size": size}
     cache: dict[str, Any] = {"cache_lambda": 0.1, "cache_size": size}
     return {
@@ -108,13 +115,26 @@ def ways_of(scale: Scale) -> dict[str, AdaptationConfig]:
     }
 
 
-def _model(scale: Scale) -> TransformerXL:
-    config = find_preset("tiny-byte").run.model
-    assert isinstance(config, ModelConfig)
-    if scale == "tiny":
+def _model(scale: Scale, preset: str | None) -> tuple[TransformerXL, int]:
+    """And the segment that it is read in."""
+    run, segment = find_preset(preset or "tiny-byte").run, SEGMENT[scale]
+    config, lengths = run.model, run.evaluation
+    if not isinstance(config, ModelConfig):
+        raise ConfigError(f"`preset=`: {preset} is no Transformer-XL, and not all that is measured can learn in it")
+    if preset is not None:
+        config, segment = replace(config, memory=lengths.memory or config.memory), lengths.segment
+    elif scale == "tiny":
         config = ModelConfig(vocabulary=32, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=32, memory=8)
     torch.manual_seed(0)
-    return TransformerXL(config).eval()
+    return TransformerXL(config).eval(), segment
+
+
+def _text(model: TransformerXL, *, tokens: int, seed: int) -> torch.Tensor:
+    """The same few passages whatever the seed, in an order of its own."""
+    made, order = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
+    passages = torch.randint(model.config.vocabulary, (PASSAGES, PASSAGE), generator=made)
+    chosen = torch.randint(PASSAGES, (-(-tokens // PASSAGE),), generator=order)
+    return passages[chosen].flatten()[None, :tokens]
 
 
 def _statistics(model: TransformerXL) -> Statistics:
@@ -142,12 +162,13 @@ def _check_same(static: AdaptiveReader, model: TransformerXL, text_1P: torch.Ten
 
 
 def _parts(reader: AdaptiveReader, tokens: int, *, segment: int) -> Iterator[Part]:
-    each, generator = tokens // PARTS // segment * segment, torch.Generator().manual_seed(1)
-    for number in range(PARTS):
-        text_1P = torch.randint(reader.model.config.vocabulary, (1, each), generator=generator)
-        spent = _seconds(reader, text_1P, segment=segment)
-        yield Part(
-            tokens=(number + 1) * each,
-            tokens_per_second=each / spent,
-            peak_memory_mb=peak_memory_mb(torch.device("cpu")),
-        )
+    each = tokens // PARTS // segment * segment
+    with progress("reading on", total=PARTS * each, unit="tokens") as advance:
+        for number in range(PARTS):
+            spent = _seconds(reader, _text(reader.model, tokens=each, seed=number + 1), segment=segment)  # type: ignore[arg-type]
+            advance(each)
+            yield Part(
+                tokens=(number + 1) * each,
+                tokens_per_second=each / spent,
+                peak_memory_mb=peak_memory_mb(torch.device("cpu")),
+            )

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli import bench_compression, bench_learning
+from transformer_xl.console import say
 from transformer_xl.errors import ConfigError
+from transformer_xl.files import write_text
 
 if TYPE_CHECKING:
     from transformer_xl.benchmarks.measuring import Result, Row
@@ -46,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="P",
-        help="training: a preset's model, segment and lanes in place of the two shapes; learning: who learns (bytes, or text for byte pairs), a preset or a .toml or .json file, or several: A,B",
+        help="training: a preset's model, segment and lanes in place of the two shapes; adaptation: a preset's model and the segment it is evaluated with; learning: who learns (bytes, or text for byte pairs), a preset or a .toml or .json file, or several: A,B",
     )
     parser.add_argument(
         "--against",
@@ -69,7 +71,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how long that text grows (200000); adaptation: of a text that is read on",
     )
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="print the result as JSON; learning: or write it to FILE"
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print the result as JSON; learning, adaptation: or write it to FILE",
     )
     bench_learning.configure(parser.add_argument_group("learning"))
     bench_compression.configure(parser.add_argument_group("compression"))
@@ -86,8 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--rounds: {arguments.rounds} is too few; take at least 1")
     if arguments.tokens is not None and not arguments.plot and arguments.kind != "adaptation":
         raise ConfigError("--tokens is the length of the text that --plot draws; give --plot FILE with it")
-    if arguments.preset and arguments.kind != "training":
-        raise ConfigError(f"--preset: {arguments.preset} is for txl bench training; leave it out")
+    if arguments.preset and arguments.kind not in ("training", "adaptation"):
+        raise ConfigError(f"--preset: {arguments.preset} is for txl bench training and adaptation; leave it out")
     if arguments.plot:
         return plot(arguments)
     if arguments.kind == "versions":
@@ -141,12 +147,21 @@ def serving(arguments: argparse.Namespace) -> int:
 def adaptation(arguments: argparse.Namespace) -> int:
     if arguments.against:
         raise ConfigError("--against: there is no other implementation to compare with; leave it out")
+    if arguments.preset and arguments.scale == "tiny":
+        raise ConfigError(f"--preset: {arguments.preset} has a size of its own; leave out --scale tiny")
+    if arguments.json not in (None, "-") and not Path(arguments.json).parent.is_dir():
+        raise ConfigError(f"--json: there is no folder {Path(arguments.json).parent}; make it first")
     from transformer_xl.benchmarks.adaptation import measure_adaptation
 
-    result = measure_adaptation(scale=arguments.scale, rounds=arguments.rounds, tokens=arguments.tokens)
-    if arguments.json:
-        print(json.dumps(result.as_json(), indent=2))
+    asked = {"tokens": arguments.tokens, "preset": arguments.preset}
+    result = measure_adaptation(scale=arguments.scale, rounds=arguments.rounds, **asked)
+    written = json.dumps(result.as_json(), indent=2)
+    if arguments.json == "-":
+        print(written)
         return 0
+    if arguments.json:
+        write_text(Path(arguments.json), written + "\n")
+        say(f"written: {arguments.json}")
     for cost in result.costs:
         print(f"{cost.way:<26}{number(cost.tokens_per_second):>9} tokens/s {cost.ratio_to_static:>7.2f}x the time")
     for part in result.parts:

@@ -62,8 +62,10 @@ def refuse(arguments: argparse.Namespace, *, but: tuple[str, ...] = ()) -> None:
     for name in DEFAULTS:
         if name not in but and getattr(arguments, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is for txl bench learning; leave it out")
-    if arguments.json not in (None, "-"):
-        raise ConfigError(f"--json {arguments.json}: only txl bench learning writes a file; leave the name out")
+    if arguments.json not in (None, "-") and arguments.kind != "adaptation":
+        raise ConfigError(
+            f"--json {arguments.json}: only txl bench learning and adaptation write a file; leave the name out"
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:

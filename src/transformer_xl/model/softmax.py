@@ -3,7 +3,8 @@
     forward    rows -> logits -> log of their sum, and the target's own       keeps the rows and one number of each
     backward   rows -> logits once more -> probabilities less the target      -> the gradients of the rows and, added up, of the table
 
-One product more than autograd would make; in its place no pass over memory, where a softmax spends its time.
+One product more than autograd would make; in its place no pass over memory, where a softmax spends its time. A single piece is kept: it is still in the
+cache on the way back.
 """
 
 from typing import Any
@@ -38,30 +39,35 @@ class _SoftmaxLoss(torch.autograd.Function):
         target_P = target_P.where(real_P, 0)
         loss_P: Tensor = torch.empty(len(hidden_PE), dtype=dtype, device=hidden_PE.device)
         log_sum_P = torch.empty_like(loss_P)
-        for rows in _pieces(len(hidden_PE), columns=len(table_VE)):
+        pieces = _pieces(len(hidden_PE), columns=len(table_VE))
+        for rows in pieces:
             logits_PV = _logits(hidden_PE[rows], table_VE, bias_V)
             log_sum_P[rows] = logits_PV.logsumexp(-1)
             own_P = logits_PV.gather(1, target_P[rows, None])[:, 0]
             loss_P[rows] = torch.where(real_P[rows], log_sum_P[rows] - own_P, 0.0)
-        ctx.save_for_backward(hidden_PE, table_VE, bias_V, target_P, real_P, log_sum_P)
+        kept = (logits_PV,) if len(pieces) == 1 else ()
+        ctx.save_for_backward(hidden_PE, table_VE, bias_V, target_P, real_P, log_sum_P, *kept)
         return loss_P
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_P: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        hidden_PE, table_VE, bias_V, target_P, real_P, log_sum_P = ctx.saved_tensors
+        hidden_PE, table_VE, bias_V, target_P, real_P, log_sum_P, *kept = ctx.saved_tensors
         gradient_P = gradient_P.where(real_P, 0.0)
         of_hidden_PE = torch.empty(hidden_PE.shape, dtype=gradient_P.dtype, device=gradient_P.device)
-        of_table_VE = of_hidden_PE.new_zeros(table_VE.shape)
+        of_table_VE: Tensor | None = None
         of_bias_V = torch.zeros_like(bias_V)
         for rows in _pieces(len(hidden_PE), columns=len(table_VE)):
-            of_logits_PV = _logits(hidden_PE[rows], table_VE, bias_V).sub_(log_sum_P[rows, None]).exp_()
+            logits_PV = kept[0] if kept else _logits(hidden_PE[rows], table_VE, bias_V)
+            of_logits_PV = (logits_PV - log_sum_P[rows, None]).exp_()
             of_logits_PV.mul_(gradient_P[rows, None])
             of_logits_PV.scatter_add_(1, target_P[rows, None], -gradient_P[rows, None])
             of_bias_V += of_logits_PV.sum(0)
             of_logits_PV = of_logits_PV.to(hidden_PE.dtype)
             of_hidden_PE[rows] = of_logits_PV @ table_VE
-            of_table_VE += of_logits_PV.t() @ hidden_PE[rows]
+            found_VE = (of_logits_PV.t() @ hidden_PE[rows]).to(gradient_P.dtype)
+            of_table_VE = found_VE if of_table_VE is None else of_table_VE.add_(found_VE)
+        assert of_table_VE is not None
         return of_hidden_PE, of_table_VE, of_bias_V, None, None
 
 

@@ -24,6 +24,8 @@ from transformer_xl.model.table_gradient import TableGradient, adaptive_loss, em
 
 MANY_WORDS = 20_000
 """From so many on, a tied table gets its gradient in one piece: each further one of its size costs more than the products themselves."""
+FEW_POSITIONS = 256
+"""Up to so many tokens of a pass, products are so small that this is so from `FEWEST` words on."""
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """As F.linear; an engine gives its own, which reads the same matrices faster."""
 
@@ -46,6 +48,8 @@ class Vocabulary(nn.Module):
         self.every_tail = False
         """Open a tail even where no target is in it, so that all its weights have a gradient, of 0: exchanged gradients must be the same set."""
         self.spare_gradient: Tensor | None = None
+        self._in_one_piece = False
+        """Whether the last pass that learned gave the table its gradient in one piece."""
         self.one_table = config.div_val == 1  # clusters of one width share a table, and the input's projection
         self.tables = nn.ParameterList(self._tables())
         self.output_tables = nn.ParameterList([] if config.tie_embeddings else self._tables())
@@ -89,14 +93,18 @@ class Vocabulary(nn.Module):
         config = self.config
         shared = self.one_table and config.tie_embeddings and not config.has_projection(0)
         learns = torch.is_grad_enabled() and self.tables[0].requires_grad
-        if not (shared and learns and config.vocabulary >= MANY_WORDS):
+        if not (shared and learns):
+            return None
+        enough = MANY_WORDS if tokens_BT.numel() > FEW_POSITIONS else min(MANY_WORDS, FEWEST)
+        self._in_one_piece = config.vocabulary >= enough
+        if not self._in_one_piece:
             return None
         spare_VE, self.spare_gradient = self.spare_gradient, None
         return TableGradient(spare_VE)
 
     def give_back_gradient(self) -> None:
         """Before gradients are dropped: the large one's memory will be used again. Only for those who keep no gradient of an earlier pass."""
-        if self.config.vocabulary >= MANY_WORDS:
+        if self._in_one_piece:
             self.spare_gradient, self.tables[0].grad = self.tables[0].grad, None
 
     def places(self, tokens_BT: np.ndarray, targets_BT: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:

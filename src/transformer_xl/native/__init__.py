@@ -1,6 +1,7 @@
 """Kernels for what is done most, built on this machine: C++ for processors behind one door, Triton for NVIDIA cards behind another. Where they cannot be
 had, callers compute the same with torch's own operations."""
 
+from transformer_xl.native.adapting import MovingWeights, recall
 from transformer_xl.native.capabilities import Kernel, supports, unsupported
 from transformer_xl.native.cuda import TiledAttention, cuda_usable
 from transformer_xl.native.doors import (
@@ -28,6 +29,7 @@ __all__ = [
     "Choice",
     "Kernel",
     "Layers",
+    "MovingWeights",
     "TiledAttention",
     "cuda_usable",
     "drop",
@@ -35,6 +37,7 @@ __all__ = [
     "library",
     "linear",
     "panel_width",
+    "recall",
     "relu_drop_backward",
     "supports",
     "unsupported",

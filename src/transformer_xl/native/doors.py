@@ -24,6 +24,7 @@ from transformer_xl.native.structures import (
     Choice,
     Inputs,
     Layer,
+    Moving,
     Ngrams,
     PortableLayer,
     PortableSizes,
@@ -51,6 +52,7 @@ class _Field(ctypes.Structure):
 STRUCTURES = {
     "fields_of_inference": (Layer, Sizes, Words, Ngrams, Choice),
     "fields_of_training": (Shape, Inputs),
+    "fields_of_adapting": (Moving,),
     "fields_of_portable": (PortableLayer, PortableSizes, PortableWords),
 }
 SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -75,6 +77,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "few_backward": (*[c_void_p] * 5, *[c_int64] * 3),
     "attend_forward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 2),
     "attend_backward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 10),
+    "move_weights": (POINTER(Moving), c_int64, c_double, c_double, c_void_p),
+    "recall": (*[c_void_p] * 4, *[c_int64] * 4, c_double),
     "portable_read": (
         POINTER(PortableSizes),
         POINTER(PortableLayer),

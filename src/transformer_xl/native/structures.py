@@ -77,6 +77,15 @@ class Inputs(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in INPUTS)
 
 
+class Moving(ctypes.Structure):
+    """One tensor of weights that learn while a text is read."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "trained", "gradient", "inverse", "back")),
+        ("count", c_int64),
+    )
+
+
 class PortableLayer(ctypes.Structure):
     """Of a reader whose bits are the same everywhere (`portable.py`), as the two after it."""
 
