@@ -195,9 +195,11 @@ def _added(stream: Stream, before: bytes, texts: list[str]) -> list[int]:
     take, end = stream
     start = len(take(before))
     base = _in_a_copy(lambda: start + len(end()))
-    return [
-        _in_a_copy(lambda path=path: start + len(take(Path(path).read_bytes())) + len(end())) - base for path in texts
-    ]  # type: ignore[misc]
+
+    def added(path: str) -> int:
+        return _in_a_copy(lambda: start + len(take(Path(path).read_bytes())) + len(end())) - base
+
+    return [added(path) for path in texts]
 
 
 def _in_a_copy(count: Callable[[], int]) -> int:
