@@ -83,7 +83,6 @@ def test_a_model_is_counted_once():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "--model is missing"),
         (["--model", "x"], "--corpus is missing"),
         (["--model", "x", "--corpus", "y", "--sizes", "a"], "--sizes: a must be whole numbers"),
         (["--model", "x", "--corpus", "y", "--sizes", "0"], "--sizes: 0 must not be below 1"),

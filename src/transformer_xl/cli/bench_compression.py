@@ -1,6 +1,7 @@
 """The words of `txl bench compression`: how small and how fast, beside other compressors.
 
-txl bench compression --model runs/first --corpus data/english data/code --plot ratio.png
+txl bench compression --corpus data/english data/code --plot ratio.png             (by the model in the box)
+txl bench compression --model runs/first --corpus data/first
 """
 
 import argparse
@@ -31,7 +32,7 @@ PRIME_BYTES, TINY_SIZES, TINY_PRIME_BYTES = 8_000_000, "300,1000", 20_000
 def configure(group: "argparse._ArgumentGroup") -> None:
     """None stands for what is not given: the other kinds take none of these."""
     group.add_argument(
-        "--model", metavar="RUN", help="the run of bytes that compresses; --corpus: stores with train and test"
+        "--model", metavar="RUN", help="what compresses (the model in the box); --corpus: stores with train and test"
     )
     group.add_argument("--sizes", metavar="N,M", help="bytes of the pieces of test (1000,10000,100000,1000000)")
     group.add_argument(
@@ -53,11 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     bench_learning.refuse(arguments, but=("corpus",))
     tiny = arguments.scale == "tiny"
-    if arguments.model is None or not arguments.corpus:
-        what = (
-            "--model is missing; name a run of bytes" if arguments.model is None else "--corpus is missing; name stores"
-        )
-        raise ConfigError(f"{what}, such as: txl bench compression --model runs/first --corpus data/first")
+    if not arguments.corpus:
+        raise ConfigError("--corpus is missing; name stores, such as: txl bench compression --corpus data/first")
     if arguments.preset or arguments.tokens:
         raise ConfigError(f"--{'preset' if arguments.preset else 'tokens'}: compression has none; leave it out")
     sizes = sizes_of(arguments.sizes or (TINY_SIZES if tiny else "1000,10000,100000,1000000"))
