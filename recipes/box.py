@@ -172,6 +172,8 @@ def drawn(paths: Iterable[Path], *, most: int, held_out: float = 0.05) -> tuple[
 
 def pack(run: Path, out: Path) -> int:
     """What loading needs of a run's best checkpoint, and a card; its bytes. No place of this machine is in it."""
+    if out.exists() and not (out / "checksums.json").is_file():
+        raise SystemExit(f"{out} exists and is no model in the box; name another folder, or remove it")
     checkpoint = load_checkpoint(run)
     about = replace(checkpoint.about, corpus="the text of the box", data="")
     weights = in_eight_bits(checkpoint.model.state_dict())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from damage import Head, crc_of, damaged, joined, parts
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +26,7 @@ from transformer_xl.cli import main
 from transformer_xl.compressing import coder_of
 from transformer_xl.compression import TextCoder, compress_stream, decompress_stream, streams
 from transformer_xl.compression.archive import BLOCK, MAGIC
-from transformer_xl.data.text.tokenizers import ByteTokenizer
+from transformer_xl.data.text.tokenizers import ByteTokenizer, load_tokenizer
 from transformer_xl.errors import ConfigError, DataError, InputError, TransformerXLError
 from transformer_xl.native import building, recipe
 
@@ -368,3 +369,64 @@ def test_what_cannot_be_done_is_one_sentence_and_writes_nothing(
     assert shown.err.count("\n") == 1
     assert shown.out == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+# --- byte pairs that are none of ours
+
+
+@pytest.fixture
+def changed_pairs(pairs, tmp_path):
+    """A change of the file of byte pairs -> what loading the tokenizer then says."""
+
+    def load(change):
+        pairs.tokenizer.save(tmp_path)
+        found = json.loads((tmp_path / "bpe.json").read_text())
+        change(found)
+        (tmp_path / "bpe.json").write_text(json.dumps(found))
+        with pytest.raises(DataError) as refused:
+            load_tokenizer(tmp_path)
+        return str(refused.value)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "told"),
+    [
+        ("pre_tokenizer", {"add_prefix_space": True}, "its pre_tokenizer has add_prefix_space 'True'"),
+        ("model", {"end_of_word_suffix": "</w>"}, "end_of_word_suffix '</w>'"),
+        ("model", {"continuing_subword_prefix": "a"}, "continuing_subword_prefix 'a'"),
+        ("model", {"dropout": 0.5}, "dropout '0.5'"),
+        ("model", {"unk_token": "e"}, "unk_token 'e'"),
+        ("model", {"merges": [["zz", "qq"]]}, "of tokens that it does not have"),
+        ("model", {"merges": [7]}, "is no pair"),
+        ("model", {"vocab": {"a": 1, "b": 3}}, "not numbered from 0 on"),
+        ("model", {"vocab": []}, "no vocabulary"),
+    ],
+)
+def test_byte_pairs_that_would_not_give_bytes_back_are_refused(changed_pairs, part, changes, told):
+    assert told in changed_pairs(lambda found: found[part].update(changes))
+
+
+def test_tokens_that_do_not_spell_the_text_are_not_believed(pairs, monkeypatch):
+    coder = TextCoder(pairs.model, pairs.tokenizer, lanes=1)
+    monkeypatch.setattr(type(pairs.tokenizer), "encode", lambda self, text: np.array([5, 6, 7]))
+    stream = coder.encode(TEXT[:400], advance=nobody)
+    assert TextCoder(pairs.model, pairs.tokenizer, lanes=1).decode(stream, 400, advance=nobody) == TEXT[:400]
+
+
+def test_a_token_of_a_megabyte_is_refused(pairs, monkeypatch):
+    long = b"a" * 1_000_000
+    plain = type(pairs.tokenizer).decode_bytes
+    monkeypatch.setattr(
+        type(pairs.tokenizer), "decode_bytes", lambda self, ids: long if list(ids) == [499] else plain(self, ids)
+    )
+    with pytest.raises(InputError, match="a token of 1,000,000 bytes"):
+        TextCoder(pairs.model, pairs.tokenizer, lanes=1)
+
+
+def test_a_stream_that_is_too_short_for_its_block_ends_soon(loaded):
+    coder = TextCoder(loaded.model, loaded.tokenizer, lanes=1)
+    started_at = time.monotonic()
+    assert coder.decode(b"\x12\x34\x56", BLOCK, advance=nobody) == b""
+    assert time.monotonic() - started_at < SECONDS

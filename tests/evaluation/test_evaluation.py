@@ -205,10 +205,12 @@ def test_command_reads_a_text_in_the_models_own_tokens(trained_run, tmp_path, ca
     told = json.loads(capsys.readouterr().out)
     bits = load(trained_run).score(text).bits[1:]
     assert told["bits_per_byte"] == pytest.approx(bits.mean(), rel=0.01)  # segments are cut elsewhere
-    assert told["split"] == "notes.txt"
+    assert told["text"] == str(tmp_path / "notes.txt")
     made = set((trained_run / "evaluations").glob("*")) - set(before)
-    assert [path.name.startswith("notes.txt-exact") for path in made] == [True]
+    assert [path.name.startswith("text-notes.txt-") for path in made] == [True]
     for path in made:
         path.unlink()
+    assert main(["evaluate", str(trained_run), "--text", "x", "--split", "valid"]) == 2
+    assert capsys.readouterr().err == "txl: --split is of a store, and --text has none; leave one of them out\n"
     assert main(["evaluate", str(trained_run), "--text", "x", "--data", "y"]) == 2
     assert capsys.readouterr().err == "txl: --text and --data are two texts; give one of them\n"

@@ -182,6 +182,8 @@ def load_checkpoint(
     folder = verified_folder(run)
     config = read_config(folder / "config.json")
     in_eight_bits = (folder / EIGHT_BITS).is_file()
+    if in_eight_bits and (folder / "model.safetensors").exists():
+        raise CheckpointError(f"{folder} has {EIGHT_BITS} and model.safetensors, which can be two models; use a copy")
     model = load_model(folder / (EIGHT_BITS if in_eight_bits else "model.safetensors"), config=config)
     added = None if adapter is None else merge_adapter(model, adapter)
     model = model.to(device).eval()

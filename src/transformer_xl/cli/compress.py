@@ -10,9 +10,11 @@ cannot be read twice, by 16 more for every 1 MB that nothing helps with. docs/co
 
 import argparse
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import UnsupportedOperation
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -91,8 +93,11 @@ def sink_of(name: str) -> Iterator[BinaryIO]:
 
 
 def size_of(source: BinaryIO) -> int | None:
-    """None for a pipe, which does not tell."""
-    if not source.seekable():
+    """None for a pipe, or a device: they do not tell."""
+    try:
+        if not source.seekable() or not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            return None
+    except UnsupportedOperation:  # somebody's own standard input
         return None
     here = source.tell()
     end = source.seek(0, os.SEEK_END)

@@ -9,7 +9,7 @@ was compared."""
 
 import argparse
 
-from transformer_xl.cli.compress import ENDING, add_files, sink_of, source_of, unused
+from transformer_xl.cli.compress import ENDING, add_files, sink_of, size_of, source_of, unused
 from transformer_xl.errors import InputError
 
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         name = "standard input" if arguments.file == "-" else arguments.file
         total = None
-        if source.seekable():
+        if size_of(source) is not None:
             here = source.tell()
             total = survey(source, name=name)
             source.seek(here)

@@ -12,6 +12,7 @@ Rules: exact (default) scores every token after the first once, in full context,
 ten columns, each starting cold, the remainder dropped."""
 
 import argparse
+import hashlib
 import json
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
     add("--text", metavar="PATH", help="a text in place of a split, all of it, in the model's own tokens")
-    add("--split", default="test", help="train, valid or test (default)")
+    add("--split", help="train, valid or test (default)")
     add("--segment", metavar="T", type=int, help="tokens read at once")
     add("--memory", metavar="M", type=int, help="positions remembered")
     add("--clamp", dest="clamp_len", metavar="C", type=int, help="distances beyond C look alike; 0: never")
@@ -65,6 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
     if arguments.text is not None and arguments.data is not None:
         raise ConfigError("--text and --data are two texts; give one of them")
+    if arguments.text is not None and arguments.split is not None:
+        raise ConfigError("--split is of a store, and --text has none; leave one of them out")
+    arguments.split = arguments.split or "test"
     where = {"device": arguments.device, "precision": arguments.precision, "adapter": arguments.adapter}
     loaded = load_named(arguments.run, **where)
     with ExitStack() as opened:
@@ -183,15 +187,20 @@ def header(arguments: argparse.Namespace, loaded: "Loaded") -> dict[str, object]
         "step": about.step,
         "corpus": about.corpus,
         "corpus_rule": about.rule,
-        "split": read_name(arguments),
+        "split": arguments.split if arguments.text is None else None,
+        **({} if arguments.text is None else {"text": str(Path(arguments.text).resolve())}),
         "unit": about.unit,
         **({} if arguments.adapter is None else {"adapter": arguments.adapter}),
     }
 
 
 def read_name(arguments: argparse.Namespace) -> str:
-    """Of what was read: a split's, or a text's."""
-    return arguments.split if arguments.text is None else Path(arguments.text).name
+    """Of what was read: a split's, or a text's, by its contents too, for many texts have one name."""
+    if arguments.text is None:
+        return str(arguments.split)
+    folder = Path(arguments.data)
+    (file,) = (file for file in folder.glob("train.tokens.bin"))
+    return f"text-{Path(arguments.text).resolve().name}-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}"
 
 
 def record(loaded: "Loaded", result: dict[str, object], *, name: str) -> None:

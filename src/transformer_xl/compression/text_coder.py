@@ -28,6 +28,8 @@ SLACK = 1024
 COUNT = 3
 """Bytes of a stream that tell how many tokens several lanes share."""
 START = b"\n"
+LONGEST_WORD = 4096
+"""Bytes: what one step of one lane gives at most."""
 
 
 class TextCoder:
@@ -89,7 +91,7 @@ class TextCoder:
         self._coder.begin(stream)
         told, done = list[NDArray[np.int64]](), 0
         for step in range(steps):
-            if done > size or (done == size and self.lanes == 1):
+            if done > size or (done == size and self.lanes == 1) or self._coder.is_over():
                 break
             frequencies_BV = np.ascontiguousarray(self._reader.read(self._next_B))
             has_B = length_B > step
@@ -106,7 +108,10 @@ class TextCoder:
 
     def _tokens(self, data: bytes) -> NDArray[np.int64]:
         if isinstance(self._tokenizer, BytePairTokenizer):
-            return self._tokenizer.encode(data)
+            tokens = self._tokenizer.encode(data)
+            if b"".join(self._words[token] for token in tokens) == data:
+                return tokens
+            # A file of byte pairs may mean what nobody thought of; single bytes always give the text back.
         return self._single[np.frombuffer(data, dtype=np.uint8)]
 
     def _read_as(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -133,5 +138,10 @@ def _words(tokenizer: Tokenizer) -> list[bytes]:
     if isinstance(tokenizer, BytePairTokenizer) and (len(single) < 256 or len(set(words)) < len(words) or b"" in words):
         raise InputError(
             "this model's byte pairs do not have every byte and each token once, so not every file has tokens; train one on a store made with `tokenizer=bpe`"
+        )
+    longest = max(map(len, words))
+    if longest > LONGEST_WORD:
+        raise InputError(
+            f"this model has a token of {longest:,} bytes, and compressing takes none of more than {LONGEST_WORD:,}; train one on other text"
         )
     return words

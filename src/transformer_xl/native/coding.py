@@ -101,7 +101,11 @@ class Coder:
     def is_whole(self) -> bool:
         """Whether what was decoded ends where the stream does, which is as `finish` writes it: other ends can mean the same."""
         taken = _there().coding_taken(self._state.ctypes.data)
-        return self._stream[taken:].tobytes() == self.finish()
+        return not self.is_over() and self._stream[taken:].tobytes() == self.finish()
+
+    def is_over(self) -> bool:
+        """Whether more was decoded than there is."""
+        return bool(_there().coding_taken(self._state.ctypes.data) > len(self._stream))
 
     def _known(self, frequencies: Frequencies) -> int:
         """How many tokens the model knows."""

@@ -27,12 +27,17 @@ DESCRIPTION = "tokenizer.json"
 VOCABULARY = "vocabulary.txt"
 BYTE_PAIRS = "bpe.json"
 NAMED = {" ": "space", "\n": "newline", "\t": "tab"}
-PARTS_OF_BYTE_PAIRS = {
-    **dict.fromkeys(("truncation", "padding", "added_tokens", "normalizer", "post_processor")),
-    **dict.fromkeys(("pre_tokenizer", "decoder"), "ByteLevel"),
-    "model": "BPE",
+PARTS_OF_BYTE_PAIRS: dict[str, dict[str, object]] = {
+    **{part: {} for part in ("truncation", "padding", "added_tokens", "normalizer", "post_processor")},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+    "decoder": {"type": "ByteLevel"},
+    "model": {
+        "type": "BPE",
+        **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"), None),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
+    },
 }
-"""What the file of byte pairs is made of, with the type of each part; None where there is none."""
+"""What the file of byte pairs is made of, with what decides whether the bytes come back; nothing where there is no such part."""
 MOST_NUMBERS = 1 << 22
 """Names of tokens are held in memory one by one, and a size is all that a file says of such a vocabulary."""
 BETWEEN_SPACES = ("word", "number")
@@ -286,11 +291,7 @@ class BytePairTokenizer(Tokenizer):
         from tokenizers import Tokenizer as Pairs
 
         text = (folder / BYTE_PAIRS).read_bytes().decode("utf-8")
-        # What `learn` leaves out, a file could have: padding to a billion tokens, a pattern that never ends.
-        for part, kind in PARTS_OF_BYTE_PAIRS.items():
-            found = json.loads(text).get(part)
-            if (found if kind is None else found.get("type")) not in (kind, []):
-                raise ValueError(f"its {part} is none that byte pairs have here")
+        _check_byte_pairs(json.loads(text))
         try:
             return cls(Pairs.from_str(text), lower=_flag(description))
         except BaseException as error:
@@ -351,6 +352,31 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     except Exception as error:  # tokenizers raises bare Exception
         what = f"{type(error).__name__}: {str(error)[:200]}"
         raise DataError(f"{path} is no tokenizer of ours ({what}); take that of the run or store again") from error
+
+
+def _check_byte_pairs(found: Any) -> None:
+    """What `learn` leaves out, a file could have: padding to a billion tokens, a suffix that no text has, a prefix that ends the process."""
+    if not isinstance(found, dict):
+        raise ValueError("it is no table of parts")
+    for part, fields in PARTS_OF_BYTE_PAIRS.items():
+        there = found.get(part) or {}
+        if not isinstance(there, dict) or bool(there) != bool(fields):
+            raise ValueError(f"its {part} is none that byte pairs have here")
+        for name, wanted in fields.items():
+            # Some writers have "" for none.
+            if (there.get(name, wanted) or None) != (wanted or None):
+                raise ValueError(f"its {part} has {name} {str(there[name])[:40]!r}, which byte pairs do not have here")
+    vocabulary, merges = found["model"].get("vocab"), found["model"].get("merges")
+    if not isinstance(vocabulary, dict) or not isinstance(merges, list):
+        raise ValueError("its model has no vocabulary or no merges")
+    if sorted(number for number in vocabulary.values() if type(number) is int) != list(range(len(vocabulary))):
+        raise ValueError("its tokens are not numbered from 0 on")
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise ValueError(f"its merge {str(merge)[:40]!r} is no pair")
+        if not {*pair, "".join(pair)} <= vocabulary.keys():
+            raise ValueError(f"its merge {str(merge)[:40]!r} is of tokens that it does not have")
 
 
 def _bytes_in(description: dict[str, Any], name: str) -> bytes:
