@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from transformer_xl.pictures import panels
 WORKER = Path(__file__).with_name("codec_worker.py")
 FROM_PACKAGES = ("brotli 11", "bzip3", "PPMd")
 """Those that are installed in an environment of their own."""
+NEVER_PRIMED = ("zstd -19 with a dictionary", "zpaq -m5")
+"""A dictionary is what it takes from train. zpaq reads some hundred KB a second, and would read train for each piece."""
 LEVELS: tuple[Level, ...] = ("fast", "best")
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 PIECES, BYTES_OF_ALL = 8, 80_000
@@ -102,21 +105,20 @@ def compare_codecs(
                 raise ConfigError(
                     f"`sizes=`: {min(sizes):,} is more than the {len(test):,} bytes of the test split of {name}"
                 )
-            with progress(f"compressing {name}", total=len(pieces) * (len(OURS) + len(codecs))) as advance:
+            paths = {size: _written(texts, folder, size) for size, texts in pieces.items()}
+            with progress(f"compressing {name}", total=len(pieces) * len(OURS) + len(codecs)) as advance:
                 for size, texts in pieces.items():
-                    paths = [folder / f"{size}-{number}" for number in range(len(texts))]
-                    for path, text in zip(paths, texts, strict=True):
-                        path.write_bytes(text)
                     for codec, level in OURS.items():
                         rows.append(_row(name, codec, size, _measure_ours(checkpoint, texts, level)))
                         advance(note=codec)
-                    for codec, child in codecs.items():
-                        # A dictionary is what it takes from train.
-                        for primed in (False, True) if codec != "zstd -19 with a dictionary" else (False,):
-                            asked: dict[str, Any] = {"train": str(folder / "train"), "texts": list(map(str, paths))}
-                            found = child.ask("measure", codec=codec, primed=primed, **asked)
-                            rows.append(_row(name, codec, size, found["texts"], primed=primed))
-                        advance(note=codec)
+                for codec, child in codecs.items():
+                    for primed in (False,) if codec in NEVER_PRIMED else (False, True):
+                        # All sizes at once: whoever is primed reads train once.
+                        asked: dict[str, Any] = {"train": str(folder / "train"), "texts": list(chain(*paths.values()))}
+                        found = iter(child.ask("measure", codec=codec, primed=primed, **asked)["texts"])
+                        for size, texts in paths.items():
+                            rows.append(_row(name, codec, size, [next(found) for _ in texts], primed=primed))
+                    advance(note=codec)
     weights = sum(path.stat().st_size for path in checkpoint.folder.glob("model*.safetensors"))
     return Comparison(
         model=str(checkpoint.folder), model_bytes=weights, train_bytes=trained, skipped=skipped, rows=tuple(rows)
@@ -137,6 +139,13 @@ def _ready(opened: ExitStack, against: Sequence[str], skipped: dict[str, str]) -
         if why := child.ask("missing", codec=codec)["missing"]:
             skipped[codec] = why
     return {codec: child for codec, child in children.items() if codec not in skipped}
+
+
+def _written(texts: Sequence[bytes], folder: Path, size: int) -> list[str]:
+    paths = [folder / f"{size}-{number}" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_bytes(text)
+    return list(map(str, paths))
 
 
 def _pieces(text: bytes, size: int) -> list[bytes]:

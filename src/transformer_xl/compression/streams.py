@@ -23,7 +23,7 @@ from transformer_xl.console import Advance
 from transformer_xl.errors import DataError
 
 Level = Literal["fast", "best"]
-LANES: dict[Level, tuple[int, int]] = {"fast": (1 << 11, 64), "best": (1 << 15, 8)}
+LANES: dict[Level, tuple[int, int]] = {"fast": (1 << 11, 32), "best": (1 << 20, 1)}
 """Bytes that a lane has at least, and how many lanes there are at most."""
 MOST_ADDED = 64
 """Bytes by which a text that can be read twice grows at most."""
