@@ -116,8 +116,8 @@ def compare_codecs(
                         # All sizes at once: whoever is primed reads train once.
                         asked: dict[str, Any] = {"train": str(folder / "train"), "texts": list(chain(*paths.values()))}
                         found = iter(child.ask("measure", codec=codec, primed=primed, **asked)["texts"])
-                        for size, texts in paths.items():
-                            rows.append(_row(name, codec, size, [next(found) for _ in texts], primed=primed))
+                        for size, own in paths.items():
+                            rows.append(_row(name, codec, size, [next(found) for _ in own], primed=primed))
                     advance(note=codec)
     weights = sum(path.stat().st_size for path in checkpoint.folder.glob("model*.safetensors"))
     return Comparison(
