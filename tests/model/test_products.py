@@ -16,7 +16,6 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     if ONEDNN is None or not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     monkeypatch.setattr(products, "_onednn", lambda: ONEDNN)
-    monkeypatch.setattr(products, "FEW_ROWS", 16)  # so that small products are large enough
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-FEW_ROWS = 64
-"""Up to so many, asking costs more than it saves: each call lays the weights out anew, and the way back goes through Python."""
+FEW_ROWS = 16
+"""Up to so many, asking costs more than the product."""
 WHOLE_ROWS = 64
 """oneDNN makes a program for every shape it meets, and keeps it. Training meets a few; who reads text of any length asks it for multiples of this alone."""
 
