@@ -123,6 +123,9 @@ def killed_on_the_way(cluster: Cluster, nodes: list, seen: dict[str, object]) ->
 
 
 def run(text: Path, folder: Path) -> dict[str, object]:
+    Path(tempfile.gettempdir(), "ray").mkdir(
+        exist_ok=True
+    )  # where ray writes an address, and expects somebody to have been
     scratch = tempfile.mkdtemp(prefix="ray")  # short: the names of its sockets have at most 107 characters
     small = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": LOOPBACK}
     cluster = Cluster(head_node_args={**small, "include_dashboard": False, "temp_dir": scratch})

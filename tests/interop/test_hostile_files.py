@@ -56,7 +56,6 @@ def test_a_vocabulary_that_contradicts_itself_is_refused(tmp_path):
 
 EACH_APART = """
 import contextlib, io, json, os, sys, time
-from foreign import FIXTURES, MANY, needs_many
 from transformer_xl.cli import main
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["import", sys.argv[2], "--out", f"{sys.argv[1]}/good"]) == 0

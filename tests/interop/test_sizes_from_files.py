@@ -249,7 +249,7 @@ def test_byte_pairs_have_no_parts_but_their_own(part, tmp_path):
     assert load_tokenizer(tmp_path).size >= 256
     table = json.loads((tmp_path / "bpe.json").read_text())
     (tmp_path / "bpe.json").write_text(json.dumps({**table, **part}))
-    with pytest.raises(DataError, match=f"its {next(iter(part))} is none"):
+    with pytest.raises(DataError, match=f"its {next(iter(part))} (is none|has type 'Split')"):
         load_tokenizer(tmp_path)
 
 

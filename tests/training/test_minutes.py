@@ -191,7 +191,7 @@ def test_every_preset_saves_and_validates(preset):
     training = preset.run.training
     assert 0 < training.save_minutes <= 5
     assert 0 < training.validate_every < training.steps
-    assert training.precision == ("bfloat16" if preset.name in ("bytes", "text", "modern-word") else "auto")
+    assert training.precision == ("bfloat16" if preset.name in ("bytes", "text", "box", "modern-word") else "auto")
 
 
 # --- shares
