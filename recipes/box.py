@@ -108,9 +108,11 @@ def gather(*, enwik8: Path, out: Path) -> None:
     (out / "train.txt").write_bytes(b"".join(train) + 2 * kinds["logs"][0])
     pieces = (text[at * VALID_PIECE : (at + 1) * VALID_PIECE] for at in range(VALID_ROUNDS) for text in valid)
     (out / "valid.txt").write_bytes(b"".join(pieces))
-    for kind, text, held_out in zip(kinds, train, test, strict=True):
-        (out / f"test-{kind}.txt").write_bytes(held_out)
-        print(f"{kind:12} {len(text):12,} bytes of train {len(held_out):12,} of test")
+    # Each kind by itself, too: to compare with others that are given the same text (txl bench compression).
+    for kind, splits in kinds.items():
+        for name, text in zip(("train", "valid", "test"), splits, strict=True):
+            (out / f"{name}-{kind}.txt").write_bytes(text)
+        print(f"{kind:12} {len(splits[0]):12,} bytes of train {len(splits[2]):12,} of test")
 
 
 def unpacked(folder: Path) -> Path:
