@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 
 import transformer_xl as txl
-from transformer_xl import fitting
 from transformer_xl.cli import Parser, main
 from transformer_xl.cli.fit import configure, in_one, in_two
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.fitting import Findings, choose_tokens, look, plan_in, prepared
+from transformer_xl.fitting import choosing, looking, prepared
+from transformer_xl.fitting.choosing import choose_tokens
+from transformer_xl.fitting.looking import Findings, look
+from transformer_xl.fitting.plan import Plan, plan_in
 from transformer_xl.running import preset_for
 
 LINE = "{:>5} the clocks were striking {} in the town of {}\n"
@@ -34,9 +36,9 @@ def clocks(tmp_path_factory):
 def small(monkeypatch):
     """Models and batches that take no time; everything else as it is."""
     shape = {"n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 32}
-    monkeypatch.setattr(fitting, "SIZES", ((0, shape),))
-    monkeypatch.setattr(fitting, "PAIRS_FROM", 10_000)
-    monkeypatch.setattr(fitting, "VOCABULARIES", ((0, 300),))
+    monkeypatch.setattr(choosing, "SIZES", ((0, shape),))
+    monkeypatch.setattr(choosing, "PAIRS_FROM", 10_000)
+    monkeypatch.setattr(choosing, "VOCABULARIES", ((0, 300),))
 
 
 # --- looking
@@ -59,7 +61,7 @@ def test_it_counts_what_there_is(tmp_path):
 
 
 def test_a_character_cut_by_the_end_of_a_block_is_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting, "READ_AT_ONCE", 7)
+    monkeypatch.setattr(looking, "READ_AT_ONCE", 7)
     (tmp_path / "a.txt").write_text("Łódź € 😀\n" * 500, encoding="utf-8")
     assert look([tmp_path / "a.txt"], inputs=Inputs()).stray_bytes == 0
     (tmp_path / "b.txt").write_bytes("Łódź € 😀\n".encode() * 500 + "€".encode()[:2])
@@ -114,10 +116,10 @@ def test_the_size_follows_what_this_machine_reads_in_the_time(
     """A text this short is read many times, unless the machine is very slow."""
     store = txl.prepare(clocks, out=tmp_path / "data")
     monkeypatch.setattr(
-        fitting, "seconds_of_a_step", lambda config, **_: config.training.lanes * config.training.segment / speed
+        choosing, "seconds_of_a_step", lambda config, **_: config.training.lanes * config.training.segment / speed
     )
     preset = preset_for(store)
-    config, reasons = fitting.choose_model(store, txl.find_preset(preset).run, minutes=minutes, device="cpu")
+    config, reasons = choosing.choose_model(store, txl.find_preset(preset).run, minutes=minutes, device="cpu")
     assert (preset, config.model.d_model, config.model.dropout) == ("bytes", width, dropout)
     assert isinstance(config.model, ModelConfig)
     assert config.training.minutes == minutes
@@ -145,7 +147,7 @@ def test_it_stands_for_the_commands_it_names(clocks, tmp_path, small, monkeypatc
 def test_the_command_is_typed_as_it_was_asked_for(tmp_path):
     inputs = Inputs(field=("text",), include=("*.jsonl",), exclude=("old ones",), gitignore=True, binary="keep")
     some = {"tokenizer": "byte", "vocabulary_size": None, "split_by": "share", "reasons": ()}
-    plan = fitting.Plan(paths=("a b", "c"), minutes=4.0, inputs=inputs, **some)
+    plan = Plan(paths=("a b", "c"), minutes=4.0, inputs=inputs, **some)
     words = shlex.split(in_one(plan, tmp_path))[2:]
     parser = Parser()
     configure(parser)

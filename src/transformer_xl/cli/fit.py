@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from transformer_xl.evaluation.lines import LineScore
-    from transformer_xl.fitting import Plan, Report
+    from transformer_xl.fitting.plan import Plan
+    from transformer_xl.fitting.telling import Report
 
 SHOWN = 100
 """Characters of a line."""
@@ -50,7 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from transformer_xl.data.corpora.selection import Inputs
-    from transformer_xl.fitting import prepared, report, trained
+    from transformer_xl.fitting import prepared, trained
+    from transformer_xl.fitting.telling import report
 
     names = ("field", "include", "exclude")
     inputs = Inputs(
