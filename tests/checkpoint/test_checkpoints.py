@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import transformer_xl as txl
-from transformer_xl.checkpoint import RunFolder, load_checkpoint, verify
+from transformer_xl.checkpoint import RunFolder, load_checkpoint, save_tensors, verify
 from transformer_xl.cli import main
 from transformer_xl.errors import CheckpointError, DataError
 
@@ -26,6 +27,16 @@ def copied(trained_run, tmp_path) -> Path:
 def test_files_are_safetensors_and_json_alone(trained_run):
     folder = RunFolder(trained_run).chosen_checkpoint()
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".safetensors", ".json", ".txt"}
+
+
+def test_whoever_may_read_the_folder_may_read_the_weights(trained_run, tmp_path):
+    """Of a group that shares its runs, or of all users of what an administrator installed."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o750)
+    save_tensors({"weight": torch.zeros(2)}, tmp_path / "shared" / "model.safetensors")
+    assert stat.S_IMODE((tmp_path / "shared" / "model.safetensors").stat().st_mode) == 0o640
+    files = [path for path in RunFolder(trained_run).chosen_checkpoint().iterdir() if path.is_file()]
+    assert len({stat.S_IMODE(path.stat().st_mode) for path in files}) == 1
 
 
 @pytest.mark.processes

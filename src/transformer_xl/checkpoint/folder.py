@@ -119,9 +119,11 @@ def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> Non
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path, *, metadata: dict[str, str] | None = None) -> None:
-    """As safetensors does it; but what the disk refuses is an OSError, as everywhere else."""
+    """As safetensors does it; but what the disk refuses is an OSError, as everywhere else, and whoever may read the folder may read the file, which
+    safetensors leaves to its owner alone."""
     try:
         save_file(tensors, path, metadata=metadata)
+        path.chmod(path.parent.stat().st_mode & 0o666)
     except SafetensorError as error:
         found = re.search(r"os error (\d+)", str(error))
         if found is None:
