@@ -1,6 +1,8 @@
 """The model in the box: packed from a run, found where no run is named, and in the wheel. A small run plays it here, packed as the real one is."""
 
 import json
+import random
+import re
 import runpy
 import shutil
 import tarfile
@@ -15,7 +17,8 @@ from transformer_xl.checkpoint import RunFolder, load_checkpoint
 from transformer_xl.checkpoint.box import box_folder, folder_of
 from transformer_xl.checkpoint.eight_bits import EIGHT_BITS
 from transformer_xl.cli import main
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.fitting import beginning, prepared
 
 ROOT = Path(__file__).parents[1]
 FILES = {EIGHT_BITS, "README.md", "about.json", "checksums.json", "config.json", "tokenizer/tokenizer.json"}
@@ -186,13 +189,39 @@ def test_training_begins_with_it(here, capsys, without_pictures):
 
 
 def test_a_text_is_fitted_from_it(here):
-    from transformer_xl.fitting import prepared
-
     (here / "text.txt").write_text(TEXT * 40)
     _, plan, store = prepared("text.txt", minutes=0.02, device="cpu", from_="box")
     assert plan.origin == "box"
     assert store.manifest.tokenizer_kind == "byte"
     assert plan.base == load_checkpoint(None).config
+
+
+def test_fit_begins_with_it_where_it_knows_the_text_and_nobody_said_otherwise(here, monkeypatch):
+    """The small run that plays it here knows next to nothing, so a compressor plays one that knows less."""
+    (here / "text.txt").write_text(TEXT * 40)
+    draw = random.Random(1)
+    (here / "other.txt").write_text("".join(draw.choices("ABCDEFGHIJ#", k=30_000)))
+    how = {"minutes": 0.02, "device": "cpu"}
+    unknown = prepared("other.txt", **how, run="runs/other.txt")[1]
+    monkeypatch.setattr(beginning, "bits_of_a_compressor", lambda pieces: 9.0)
+    known = prepared("text.txt", **how, run="runs/text.txt")[1]
+    assert (known.wish, known.origin, known.tokenizer) == (None, "box", None)
+    assert re.search(
+        r"the model in the box, which knows such text: .* needs [\d.]+ bits per byte and xz", known.reasons[0]
+    )
+    assert (unknown.wish, unknown.origin, unknown.tokenizer) == (None, None, "byte")
+    assert "drawn by chance, for the model in the box does not know such text" in unknown.reasons[0]
+    # The same call goes on; asked for by name it is another one.
+    assert prepared("text.txt", **how, run="runs/text.txt")[1] == known
+    with pytest.raises(ConfigError, match="was begun with"):
+        prepared("text.txt", **how, run="runs/text.txt", from_="box")
+    asked = prepared("text.txt", **how, run="runs/chance", from_="nothing")[1]
+    assert (asked.wish, asked.origin, asked.reasons[0]) == ("nothing", None, "weights: drawn by chance, as asked for")
+
+
+def test_a_text_is_fitted_without_one(no_box):
+    (no_box / "text.txt").write_text(TEXT * 40)
+    assert prepared("text.txt", minutes=0.02, device="cpu")[1].origin is None
 
 
 @pytest.mark.parametrize(

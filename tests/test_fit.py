@@ -5,6 +5,8 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import transformer_xl as txl
 from transformer_xl.cli import Parser, main
@@ -13,7 +15,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.data.corpora.selection import Inputs
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.fitting import choosing, looking, prepared
+from transformer_xl.fitting import beginning, choosing, looking, prepared
 from transformer_xl.fitting.choosing import choose_tokens
 from transformer_xl.fitting.looking import Findings, look
 from transformer_xl.fitting.plan import Plan, plan_in
@@ -39,6 +41,7 @@ def small(monkeypatch):
     monkeypatch.setattr(choosing, "SIZES", ((0, shape),))
     monkeypatch.setattr(choosing, "PAIRS_FROM", 10_000)
     monkeypatch.setattr(choosing, "VOCABULARIES", ((0, 300),))
+    monkeypatch.setattr(beginning, "box_is_here", lambda: False)
 
 
 # --- looking
@@ -74,6 +77,23 @@ def test_records_are_counted_by_their_text(tmp_path):
     found = look([tmp_path / "log.jsonl"], inputs=Inputs(field=("text",)))
     assert found.records == 200
     assert found.in_words.startswith("200 records")
+
+
+@given(pieces=st.lists(st.binary(max_size=70), max_size=60), cut=st.integers(1, 50))
+def test_a_sample_is_spread_over_the_text_however_it_comes(pieces, cut):
+    text = b"".join(pieces)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(looking, "PIECES", 3)
+        patch.setattr(looking, "PIECE_BYTES", 7)
+        whole, parts = looking.Sample(), looking.Sample()
+        whole.add(text)
+        for start in range(0, len(text), cut):
+            parts.add(text[start : start + cut])
+    assert whole.pieces == parts.pieces
+    assert len(whole.pieces) <= 6
+    assert len(whole.pieces) >= min(3, -(-len(text) // 7))
+    for number, piece in enumerate(whole.pieces):
+        assert piece == text[number * whole.apart :][:7]
 
 
 # --- choosing

@@ -12,10 +12,14 @@ def box_folder() -> Path:
     return Path(__file__).parents[1] / BOX
 
 
+def box_is_here() -> bool:
+    return (box_folder() / "config.json").is_file()
+
+
 def folder_of(run: Path | str | None) -> Path:
     """Of a run by its name. None is the model in the box; so is the word for it, unless something here has that name."""
     if run is not None and (str(run) != BOX or Path(BOX).exists()):
         return Path(run)
-    if not (box_folder() / "config.json").is_file():
+    if not box_is_here():
         raise CheckpointError("there is no model in the box of this build; name a run's folder, such as runs/first")
     return box_folder()

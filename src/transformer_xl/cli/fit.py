@@ -5,7 +5,7 @@
     txl fit src/ --include '*.py' --exclude tests
     txl fit mails.jsonl --field body
     txl fit new.log --from runs/logs                    (begins with the weights of a run, and its tokens)
-    txl fit notes/ --from box                           (or with those of the model that comes with the package)
+    txl fit notes/ --from nothing                       (with no weights, whatever the model that comes with the package knows)
 
 Stopped, the same command goes on."""
 
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="origin",
         metavar="RUN",
-        help="begin with the tokens, model and weights of this run; box: of the model in the box",
+        help="begin with the tokens, model and weights of this run; box: of the model in the box; nothing: with none (box, where it knows such text)",
     )
     add("--field", action="append", metavar="NAME", help="of records: what holds the text; may be repeated")
     add("--include", action="append", metavar="PATTERN", help="only such files; may be repeated")
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def in_one(plan: "Plan", folder: "Path") -> str:
-    begun = "" if plan.origin is None else f" --from {quote(plan.origin)}"
+    begun = "" if plan.wish is None else f" --from {quote(plan.wish)}"
     return f"txl fit {texts_of(plan)} --minutes {plan.minutes:g} --run {quote(str(folder))}{begun}"
 
 

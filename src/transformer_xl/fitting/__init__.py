@@ -1,9 +1,9 @@
 """A model of somebody's own text, from the files to figures: looks, chooses, prepares, trains, and tells how it went.
 
-    paths -> Findings (looking) -> Plan (plan, choosing: tokens, size, why) -> a store and a run -> Report (telling: beside xz and n-grams, what surprised it)
+    paths -> Findings (looking) -> Plan (beginning, choosing: weights, tokens, size, why) -> a store and a run -> Report (telling: beside xz and n-grams)
 
 run = txl.fit("logs/", minutes=10)
-run = txl.fit("new.log", from_="runs/logs")     begins with the weights of a run, and its tokens; "box": with those of the model in the box
+run = txl.fit("new.log", from_="runs/logs")     begins with the weights of a run, and its tokens; "nothing": with none, whatever the model in the box knows
 """
 
 import math
@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.arguments import checked
-from transformer_xl.checkpoint import verified_folder
-from transformer_xl.checkpoint.folder import read_config
-from transformer_xl.config import ModelConfig
 from transformer_xl.console import say
 from transformer_xl.data.corpora.inputs import check_paths
 from transformer_xl.data.corpora.own_text import prepare_own_text
@@ -24,6 +21,7 @@ from transformer_xl.data.store import Store, open_store
 from transformer_xl.devices import AUTO
 from transformer_xl.errors import ConfigError, DataError
 from transformer_xl.files import atomic_folder, write_json
+from transformer_xl.fitting.beginning import begin_with, check_wish
 from transformer_xl.fitting.choosing import choose_model, choose_tokens
 from transformer_xl.fitting.looking import look, on_disk
 from transformer_xl.fitting.plan import DATA, PLAN, Plan, changes_of, plan_in
@@ -47,10 +45,10 @@ def fit(
 ) -> Run:
     """Looks at the text, chooses tokens and a model for it, this machine and this time, and trains it. Called again, it goes on where it stopped. Everything
     lands in the folder `run`, or runs/NAME of the text, with the store in its folder `data`. `from_`: a run that it begins with, its tokens, model and
-    weights, in place of choosing; "box": the model in the box."""
+    weights; "box": the model in the box; "nothing": no weights. Unless told, it begins with the model in the box where that knows such text."""
     folder, plan, store = prepared(what, minutes=minutes, run=run, inputs=inputs, device=device, from_=from_)
     words = f"{list(plan.paths)!r}, minutes={minutes:g}, run={str(folder)!r}"
-    words += "" if plan.origin is None else f", from_={plan.origin!r}"
+    words += "" if plan.wish is None else f", from_={plan.wish!r}"
     return trained(folder, plan, store, device=device, on_step=on_step, command=f"txl.fit({words})")
 
 
@@ -72,7 +70,7 @@ def prepared(
     check_paths(paths)
     folder = Path(run) if run is not None else Path("runs") / (Path(paths[0]).resolve().stem or "text")
     asked: dict[str, Any] = {"paths": paths, "minutes": float(minutes), "inputs": inputs or Inputs()}
-    asked["origin"] = origin = None if from_ is None else str(from_)
+    asked["wish"] = wish = None if from_ is None else str(from_)
     if (folder / PLAN).exists():
         plan = plan_in(folder, asked)
         if any(plan.disk) and plan.disk != (now := on_disk(paths)):
@@ -86,11 +84,13 @@ def prepared(
     for path in map(Path, paths):
         if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
             raise DataError(f"{folder} lies in {path}, whose text goes into it; choose another `run=`")
-    if origin is not None and not isinstance(read_config(verified_folder(origin) / "config.json").model, ModelConfig):
-        raise ConfigError(f"{origin} is no Transformer-XL; go on with it by txl prepare and txl train")
+    check_wish(wish)
     findings = look(paths, inputs=asked["inputs"])
     say(findings.in_words)
-    plan = Plan(**asked, **choose_tokens(findings, origin), disk=on_disk(paths))
+    origin, why = begin_with(wish, findings, device=device)
+    tokens = choose_tokens(findings, origin)
+    tokens["reasons"] = (*why, *tokens["reasons"])
+    plan = Plan(**asked, **tokens, origin=origin, disk=on_disk(paths))
     # Whole or not at all: a plan without its text, or a text without its plan, is nothing to go on with.
     with atomic_folder(folder) as beside:
         store = prepare_own_text(paths, out=beside / DATA, settings=plan.settings)

@@ -82,7 +82,6 @@ def choose_model(
     share = f"{times:.1f} times" if times >= 1 else f"to {times:.0%}, spread over all of it"
     size = f"{config.model.n_layer} layers, {config.model.d_model} wide" + (f", as {origin} is" if origin else "")
     reasons = (
-        *([f"weights: it begins with those of {origin}"] if origin else []),
         f"size: {size}: {minutes:g} minutes read about {_in_millions(read_tokens)} tokens here",
         f"the text has {_in_millions(train)}, so it is read {share}: dropout {dropout:g}, weight decay {decay:g}{told}",
     )

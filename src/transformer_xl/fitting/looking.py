@@ -3,7 +3,7 @@
 import codecs
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformer_xl.console import progress
@@ -19,6 +19,8 @@ MOST_STRAY = 0.1
 """Share of bytes that are no UTF-8 in what is still a text: in byte pairs each is a token by itself."""
 SMALL_SHARE = 0.05
 """Of all text, which a small file has at most."""
+PIECES, PIECE_BYTES = 16, 2048
+"""Of a sample: at least so many where there is enough text, and fewer than twice as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class Findings:
     stray_bytes: int
     """That are no UTF-8."""
     skipped: dict[str, int]
+    sample: tuple[bytes, ...] = field(default=(), repr=False)
+    """Pieces from everywhere in it."""
 
     @property
     def is_text(self) -> bool:
@@ -56,6 +60,7 @@ def look(paths: Sequence[Path | str], *, inputs: Inputs) -> Findings:
 
 def _findings(gathered: Gathered) -> Findings:
     sizes: list[int] = []
+    sample = Sample()
     lines, stray = 0, 0
     with progress("looking", total=sum(source.disk_bytes for source in gathered.sources), unit="bytes") as advance:
         for source in gathered.sources:
@@ -64,6 +69,7 @@ def _findings(gathered: Gathered) -> Findings:
                 while data := stream.read(READ_AT_ONCE):
                     size, lines = size + len(data), lines + data.count(b"\n")
                     stray += _strays(decoder.decode(data))
+                    sample.add(data)
             stray += _strays(decoder.decode(b"", True))
             sizes.append(size)
     total = sum(sizes)
@@ -78,7 +84,34 @@ def _findings(gathered: Gathered) -> Findings:
         lines=lines,
         stray_bytes=stray,
         skipped=dict(gathered.counts),
+        sample=tuple(sample.pieces),
     )
+
+
+class Sample:
+    """Pieces of a text whose length is not known beforehand, at any time spread evenly over what has been read."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.apart = PIECE_BYTES
+        """Bytes from the beginning of one piece to that of the next."""
+        self.read = 0
+
+    def add(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            place = self.read % self.apart
+            if place == 0:
+                if len(self.pieces) == 2 * PIECES:
+                    del self.pieces[1::2]
+                    self.apart *= 2
+                self.pieces.append(b"")
+            step = self.apart - place
+            if place < PIECE_BYTES:
+                step = PIECE_BYTES - place
+                self.pieces[-1] += data[at : at + step]
+            self.read += len(data[at : at + step])
+            at += step
 
 
 def _strays(text: str) -> int:

@@ -31,6 +31,8 @@ class Plan:
     vocabulary_size: int | None
     split_by: Literal["share", "file"]
     reasons: tuple[str, ...]
+    wish: str | None = None
+    """What it was asked to begin with; None: whatever is best."""
     origin: str | None = None
     """The run whose weights it begins with."""
     disk: tuple[int, int] = (0, 0)
@@ -81,8 +83,6 @@ def plan_in(folder: Path, asked: dict[str, Any]) -> Plan:
     except ConfigError as error:
         raise ConfigError(f"{folder / PLAN}: {error}; choose another `run=`") from None
     if any(getattr(plan, name) != value for name, value in asked.items()):
-        begun = f"{', '.join(plan.paths)} for {plan.minutes:g} minutes" + (
-            f" from {plan.origin}" if plan.origin else ""
-        )
+        begun = f"{', '.join(plan.paths)} for {plan.minutes:g} minutes" + (f" from {plan.wish}" if plan.wish else "")
         raise ConfigError(f"{folder} was begun with {begun}; ask for just the same to go on, or choose another `run=`")
     return plan
