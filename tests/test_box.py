@@ -206,11 +206,9 @@ def test_fit_begins_with_it_where_it_knows_the_text_and_nobody_said_otherwise(he
     monkeypatch.setattr(beginning, "bits_of_a_compressor", lambda pieces: 9.0)
     known = prepared("text.txt", **how, run="runs/text.txt")[1]
     assert (known.wish, known.origin, known.tokenizer) == (None, "box", None)
-    assert re.search(
-        r"the model in the box, which knows such text: .* needs [\d.]+ bits per byte and xz", known.reasons[0]
-    )
+    assert re.search(r"those of the model in the box: .* needs [\d.]+ bits per byte and xz 9.00", known.reasons[0])
     assert (unknown.wish, unknown.origin, unknown.tokenizer) == (None, None, "byte")
-    assert "drawn by chance, for the model in the box does not know such text" in unknown.reasons[0]
+    assert "drawn by chance: of a sample, the model in the box needs" in unknown.reasons[0]
     # The same call goes on; asked for by name it is another one.
     assert prepared("text.txt", **how, run="runs/text.txt")[1] == known
     with pytest.raises(ConfigError, match="was begun with"):

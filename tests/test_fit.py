@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import transformer_xl as txl
+from transformer_xl.checkpoint import load_checkpoint
 from transformer_xl.cli import Parser, main
 from transformer_xl.cli.fit import configure, in_one, in_two
 from transformer_xl.config import ModelConfig
@@ -144,6 +145,24 @@ def test_the_size_follows_what_this_machine_reads_in_the_time(
     assert isinstance(config.model, ModelConfig)
     assert config.training.minutes == minutes
     assert f"{width} wide" in reasons[0]
+    smaller, larger = (run.model.n_layer * run.model.d_model for run in (txl.find_preset(preset).run, config))
+    steps = 60 * minutes * speed / choosing.tokens_of_a_step(config)
+    often = 12 if dropout else 4
+    assert 1 <= config.training.validate_every <= max(1, 1.05 * steps / often)
+    if smaller == larger:
+        assert config.training.validate_every == pytest.approx(max(1, steps / often), rel=0.1)
+    assert config.training.learning_rate == txl.find_preset(preset).run.training.learning_rate
+
+
+def test_weights_that_exist_move_less_in_a_text_that_is_read_again_and_again(monkeypatch, old_run):
+    store, base, found = open_store(old_run / "data"), load_checkpoint(old_run).config, []
+    for minutes in (0.02, 20):
+        tokens = base.training.lanes * base.training.segment
+        monkeypatch.setattr(choosing, "seconds_of_a_step", lambda config, tokens=tokens, **_: tokens / 2000)
+        config, reasons = choosing.choose_model(store, base, minutes=minutes, device="cpu", origin="runs/old")
+        found.append(config.training.learning_rate / base.training.learning_rate)
+        assert ("of the rate that runs/old was trained with" in reasons[-1]) == (found[-1] < 1)
+    assert found == [1.0, pytest.approx(0.3)]
 
 
 # --- the plan

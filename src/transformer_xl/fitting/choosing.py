@@ -33,6 +33,13 @@ TABLES: dict[str, dict[str, Any]] = {
 NO_TABLES: dict[str, Any] = {"ngrams": (), "ngram_rows": 0, "d_ngram": 0}
 DECAYS = ((0, 0.0), (1, 0.1))
 """The same for weight decay."""
+RATES_OF_WEIGHTS = ((0, 1.0), (3, 0.3))
+"""Of weights that exist, shares of the rate they were trained with: a text that is read again and again is otherwise soon known by heart."""
+VALIDATIONS = ((0, 4), (2, 12))
+"""How often it is asked how good the model is by now: a text that is read again and again may be known by heart before the time is over, and then the best
+checkpoint is an earlier one."""
+VALIDATION_SHARE = 0.03
+"""Of the tokens that are trained on, which one such question reads at most; reading takes a third of the time of training."""
 FEWEST_LANES = 4
 MANY_FILES, LEAST_SMALL = 20, 0.2
 """So many small files, which together are at least that share of all, are split file by file."""
@@ -48,7 +55,7 @@ def choose_tokens(findings: Findings, origin: str | None = None) -> dict[str, An
     if origin is not None:
         why = f"those of {origin}, whose weights know no others"
     elif findings.is_text and findings.bytes >= PAIRS_FROM:
-        size = _largest_within(VOCABULARIES, findings.bytes)
+        size = largest_within(VOCABULARIES, findings.bytes)
         why = f"{size:,} byte pairs, learned from it: a step reads several bytes, and there is enough text to see each pair often"
     else:
         why = "single bytes: " + ("it is too little text for byte pairs" if findings.is_text else "it is no UTF-8 text")
@@ -68,31 +75,51 @@ def choose_model(
     base = _for_store(base, store)
     place = choose_device(device)
     a_step = seconds_of_a_step(settled(base, place), store=store, device=place)
-    tokens = 60 * minutes * base.training.lanes * base.training.segment / a_step
-    config = base if origin is not None else sized(base, **_largest_within(SIZES, tokens))
+    tokens = 60 * minutes * tokens_of_a_step(base) / a_step
+    config = base if origin is not None else sized(base, **largest_within(SIZES, tokens))
     read_tokens, train = tokens * _numbers(base) / _numbers(config), len(store.split("train"))
     times = read_tokens / train
-    dropout, decay = _largest_within(DROPOUTS, times), _largest_within(DECAYS, times)
-    training = replace(config.training, minutes=minutes, weight_decay=decay)
+    dropout, decay = largest_within(DROPOUTS, times), largest_within(DECAYS, times)
+    share = 1.0 if origin is None else largest_within(RATES_OF_WEIGHTS, times)
+    rate = config.training.learning_rate * share
+    training = replace(
+        config.training,
+        minutes=minutes,
+        learning_rate=rate,
+        weight_decay=decay,
+        validate_every=_rounded(read_tokens / tokens_of_a_step(base) / largest_within(VALIDATIONS, times)),
+        validation_tokens=min(config.training.validation_tokens, _rounded(VALIDATION_SHARE * read_tokens)),
+    )
     config, told = replace(sized(config, dropout=dropout), training=training), ""
     if origin is None:
         kind = store.manifest.tokenizer_kind
         config = sized(config, **(TABLES[kind] if times < TABLES_BELOW else NO_TABLES))
         told = f", {'no ' * (times >= TABLES_BELOW)}tables of runs of tokens"
-    share = f"{times:.1f} times" if times >= 1 else f"to {times:.0%}, spread over all of it"
+    elif share < 1:
+        told = f", {share:.0%} of the rate that {origin} was trained with"
+    often = f"{times:.1f} times" if times >= 1 else f"to {times:.0%}, spread over all of it"
     size = f"{config.model.n_layer} layers, {config.model.d_model} wide" + (f", as {origin} is" if origin else "")
     reasons = (
         f"size: {size}: {minutes:g} minutes read about {_in_millions(read_tokens)} tokens here",
-        f"the text has {_in_millions(train)}, so it is read {share}: dropout {dropout:g}, weight decay {decay:g}{told}",
+        f"the text has {_in_millions(train)}, so it is read {often}: dropout {dropout:g}, weight decay {decay:g}{told}",
     )
     return config, reasons
+
+
+def tokens_of_a_step(run: RunConfig) -> int:
+    return run.training.lanes * run.training.segment
+
+
+def _rounded(count: float) -> int:
+    """To two digits, which is how well it is known; at least 1."""
+    return max(1, round(float(f"{count:.2g}")))
 
 
 def _in_millions(count: float) -> str:
     return f"{count / 1e6:.3g} million" if count >= 1e5 else f"{count:,.0f}"
 
 
-def _largest_within(rows: Sequence[tuple[float, Any]], value: float) -> Any:
+def largest_within(rows: Sequence[tuple[float, Any]], value: float) -> Any:
     return [chosen for least, chosen in rows if value >= least][-1]
 
 

@@ -21,6 +21,7 @@ SMALL_SHARE = 0.05
 """Of all text, which a small file has at most."""
 PIECES, PIECE_BYTES = 16, 2048
 """Of a sample: at least so many where there is enough text, and fewer than twice as many."""
+Piece = bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Findings:
     stray_bytes: int
     """That are no UTF-8."""
     skipped: dict[str, int]
-    sample: tuple[bytes, ...] = field(default=(), repr=False)
+    sample: tuple[Piece, ...] = field(default=(), repr=False)
     """Pieces from everywhere in it."""
 
     @property

@@ -39,7 +39,7 @@ COMBINED = "rms"
 WAYS = ("static", "cache", *RULES, "rms and cache")
 SEGMENTS = 100
 """Of train, on which gradients are measured."""
-VALID_TOKENS = 20_000
+VALID_TOKENS = 10_000
 
 Found = dict[str, Any]
 """Of one way on one text: seconds, how, and the mean loss of each block."""
