@@ -33,7 +33,7 @@ TABLES: dict[str, dict[str, Any]] = {
 NO_TABLES: dict[str, Any] = {"ngrams": (), "ngram_rows": 0, "d_ngram": 0}
 DECAYS = ((0, 0.0), (1, 0.1))
 """The same for weight decay."""
-RATES_OF_WEIGHTS = ((0, 1.0), (3, 0.3))
+RATES_OF_WEIGHTS = ((0, 1.0), (8, 0.3))
 """Of weights that exist, shares of the rate they were trained with: a text that is read again and again is otherwise soon known by heart."""
 VALIDATIONS = ((0, 4), (2, 12))
 """How often it is asked how good the model is by now: a text that is read again and again may be known by heart before the time is over, and then the best
