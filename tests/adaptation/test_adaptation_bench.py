@@ -10,14 +10,15 @@ from transformer_xl.cli import main
 
 def test_every_way_is_measured_beside_the_static_one(capsys, tmp_path):
     words = ["bench", "adaptation", "--scale", "tiny", "--rounds", "2"]
-    assert main([*words, "--tokens", "160", "--json"]) == 0
+    assert main([*words, "--tokens", "320", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [cost["way"] for cost in found["costs"]] == list(ways_of("tiny", segment=16))
     ratios = {cost["way"]: cost["ratio_to_static"] for cost in found["costs"]}
     assert ratios.pop(STATIC) == 1.0
     assert all(ratio > 0 for ratio in ratios.values())
-    assert [part["tokens"] for part in found["parts"]] == list(range(16, 161, 16))
-    assert main([*words, "--tokens", "160", "--json", str(tmp_path / "costs.json")]) == 0
+    assert (found["segment"], found["lesson"]) == (16, 32)
+    assert [part["tokens"] for part in found["parts"]] == list(range(32, 321, 32))
+    assert main([*words, "--tokens", "320", "--json", str(tmp_path / "costs.json")]) == 0
     assert "x the time" in capsys.readouterr().out
     assert json.loads((tmp_path / "costs.json").read_text()).keys() == found.keys()
 

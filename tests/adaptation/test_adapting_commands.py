@@ -44,7 +44,7 @@ def test_what_was_tuned_is_in_the_run(tuned_run, loaded):
     assert tuned.both.nats <= tuned.gradient.nats <= tuned.static.nats
     assert tuned.cache.nats <= tuned.static.nats
     assert tuned.gradient.how.moves
-    assert (tuned.gradient.how.rule, tuned.gradient.how.segment) == ("rms", 12)
+    assert (tuned.gradient.how.rule, tuned.gradient.how.segment) == ("rms", 24)
     assert tuned.tokens == 300
     assert loaded.adaptation("both") == tuned.both.how
 
@@ -70,7 +70,7 @@ def test_where_nothing_learns_the_static_figure_to_the_bit(loaded):
 def test_the_command_tells_and_keeps_the_figure(tuned_run, tmp_path, capsys):
     words = ["evaluate", str(tuned_run), "--tokens", "300", "--device", "cpu", "--adapt"]
     assert main([*words, "both", "--per-token", str(tmp_path / "losses.npy")]) == 0
-    assert "moved by rms after every 12 tokens" in capsys.readouterr().out
+    assert "moved by rms after every 24 tokens" in capsys.readouterr().out
     assert len(np.load(tmp_path / "losses.npy")) == 299
     (kept,) = (tuned_run / "evaluations").glob("*-adapt-both.json")
     assert json.loads(kept.read_text())["rule"]["lanes"] == 1
@@ -105,7 +105,7 @@ def test_a_run_that_was_not_tuned(trained_run, capsys):
     assert main([*words, "gradient", "--adaptation.rate", "0.1", "--adaptation.rule", "rms"]) == 2
     assert "which this run does not have" in capsys.readouterr().err
     assert main([*words, "gradient", "--adaptation.rate", "0.1"]) == 0
-    assert "moved by sgd after every 12 tokens" in capsys.readouterr().out
+    assert "moved by sgd after every 24 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"base": 1}', '{"version": 9}', '{"no": 1}', "[" * 9999])

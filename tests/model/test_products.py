@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from small_models import build
 from transformer_xl.model import products
 
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -137,3 +138,39 @@ def test_what_is_saved_for_the_way_back_is_rounded_too_and_needs_no_second_askin
     result.sum().backward()
     expected = weight.detach().bfloat16().float().sum(0).expand(40, -1)
     torch.testing.assert_close(x.grad, expected, rtol=8e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "vocabulary", [{"vocabulary": 60}, {"vocabulary": 4096}, {"vocabulary": 60, "cutoffs": (10, 30)}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_alone_are_rounded_where_that_is_asked_for(vocabulary: dict[str, object], dtype: torch.dtype) -> None:
+    """A whole model: its losses are the same bits, its gradients those of float32 but for eight bits of each factor; float64 rounds nothing."""
+    model = build(**vocabulary).to(dtype)
+    tokens = torch.randint(60, (1, 41), generator=torch.Generator().manual_seed(1))
+
+    def found() -> tuple[Tensor, list[Tensor]]:
+        model.zero_grad()
+        loss_BT = model(tokens[:, :-1], targets_BT=tokens[:, 1:]).loss_BT
+        loss_BT.mean().backward()
+        return loss_BT.detach().clone(), [
+            weight.grad.clone() for weight in model.parameters() if weight.grad is not None
+        ]
+
+    plain_BT, plain = found()
+    with products.gradients_rounded(torch.bfloat16):
+        rounded_BT, rounded = found()
+    assert torch.equal(plain_BT, rounded_BT)
+    assert len(plain) == len(rounded)
+    if dtype == torch.float64:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(rounded, plain, strict=True))
+        return
+    differ = 0
+    for mine, theirs in zip(rounded, plain, strict=True):
+        assert mine.dtype == torch.float32
+        assert float((mine - theirs).norm()) <= 0.02 * float(theirs.norm()) + 1e-7
+        differ += not torch.equal(mine, theirs)
+    assert differ > len(plain) / 2
+    again_BT, again = found()
+    assert torch.equal(again_BT, plain_BT)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(again, plain, strict=True))

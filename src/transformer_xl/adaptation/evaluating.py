@@ -31,7 +31,7 @@ def adaptive_rule(rule: Rule, how: AdaptationConfig) -> tuple[Rule, AdaptationCo
         raise ConfigError(
             f"adapt: weights that learn are read as they are, not rounded to {rule.weights}; take `weights=exact`"
         )
-    how = replace(how, segment=how.segment or rule.segment)
+    how = how.in_segments(rule.segment)
     return replace(rule, lanes=1, adaptation=how.sentence()), how
 
 

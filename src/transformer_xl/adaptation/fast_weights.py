@@ -20,7 +20,7 @@ from transformer_xl.config import AdaptationConfig
 from transformer_xl.errors import ConfigError, InputError
 from transformer_xl.model import AnyModel, Recurrent
 from transformer_xl.model.adapters import UP, attach, factor_shapes, merged
-from transformer_xl.model.products import Linear, LowRank
+from transformer_xl.model.products import Linear, LowRank, multiplies_bfloat16
 
 SMALLEST = 0.1
 """Of the mean size of a tensor's gradients: what is added to each, so that a weight that hardly ever moved in training is not thrown far by one segment."""
@@ -45,6 +45,8 @@ class FastWeights:
         self._compiled = native.usable(like) and all(
             weight.is_contiguous() and weight.dtype == like.dtype for weight in self.trained
         )
+        self.rounding = torch.bfloat16 if multiplies_bfloat16() else None
+        """Of the factors of products on the way back. What is told stays as it is, and a gradient of some dozen tokens is rough enough by itself."""
         if how.moves and like.is_cpu:
             _keep_pages(sum(weight.nbytes for weight in self.trained))
 

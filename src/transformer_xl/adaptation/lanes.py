@@ -18,7 +18,7 @@ from transformer_xl.adaptation.fast_weights import FastWeights
 from transformer_xl.adaptation.neural_cache import NeuralCache
 from transformer_xl.errors import InputError
 from transformer_xl.inference import Reader, make_reader
-from transformer_xl.model import AnyMemory, AnyModel
+from transformer_xl.model import AnyMemory, AnyModel, products
 from transformer_xl.model.protocol import NOT_FINITE
 
 
@@ -147,7 +147,11 @@ class Learning(Lane):
     def _lesson(self, model: AnyModel, token_T: Tensor, target_T: Tensor, given_T: Tensor) -> Tensor:
         """The losses of a whole segment, as they were before anything was learned from it."""
         learns = bool(given_T.any())
-        with torch.inference_mode(False), torch.set_grad_enabled(learns):
+        with (
+            torch.inference_mode(False),
+            torch.set_grad_enabled(learns),
+            products.gradients_rounded(self.fast.rounding),
+        ):
             token_T, target_T = (
                 token_T.clone(),
                 target_T.clone(),

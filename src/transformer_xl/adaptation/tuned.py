@@ -1,7 +1,7 @@
 """What was found on valid, kept in the run: RUN/adaptation.json, and RUN/adaptation.safetensors beside it. Anybody may have written them."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from transformer_xl.adaptation.statistics import Statistics, read_statistics, write_statistics
@@ -76,7 +76,7 @@ def read_tuned(run: RunFolder, *, base: str) -> Tuned | None:
 def settings_of(
     run: RunFolder | None, model: AnyModel, adapt: Adapt | AdaptationConfig, *, segment: int
 ) -> tuple[AdaptationConfig, Statistics | None]:
-    """As asked for: by a word, what was tuned for the run; and the sizes of its gradients, where rms needs them. `segment` where none is told."""
+    """As asked for: by a word, what was tuned for the run; and the sizes of its gradients, where rms needs them. `segment`: that is evaluated with."""
     statistics, base = None, fingerprint(model.state_dict())
     if isinstance(adapt, AdaptationConfig):
         how = adapt
@@ -90,4 +90,4 @@ def settings_of(
         how = {"gradient": tuned.gradient, "cache": tuned.cache, "both": tuned.both}[adapt].how
     if how.moves and how.rule == "rms" and run is not None and (run.path / GRADIENT_SIZES).exists():
         statistics = read_statistics(run.path / GRADIENT_SIZES, model=model, base=base)
-    return replace(how, segment=how.segment or segment), statistics
+    return how.in_segments(segment), statistics

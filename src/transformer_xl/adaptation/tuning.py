@@ -68,7 +68,7 @@ class Tuning:
 
     def tune(self, start: AdaptationConfig, *, corpus: str) -> Tuned:
         """`start` says everything but rate, decay, theta and lambda."""
-        still = replace(start, rate=0.0, decay=0.0, cache_lambda=0.5, segment=start.segment or self.rule.segment)
+        still = replace(start, rate=0.0, decay=0.0, cache_lambda=0.5).in_segments(self.rule.segment)
         static, cache = self._with_cache(still)
         say(f"static: {_told(static, static)}")
         say(f"cache: {_told(cache, static)}, {cache.how.sentence()}")

@@ -1,5 +1,5 @@
-"""What learning while reading costs: every way reads the same tokens once in each round, beside the weights that stand still. Weights and text are random;
-passages of the text return, so that a cache without end has as much to look at as it may.
+"""What learning while reading costs: every way reads the same tokens once in each round, beside the weights that stand still. Weights and text are random:
+the n-th token is as frequent as the n-th word of a language, and passages return, so that a cache without end has as much to look at as it may.
 """
 
 import time
@@ -53,6 +53,9 @@ class Part:
 class AdaptationCosts:
     model: str
     segment: int
+    """That is read where weights stand still."""
+    lesson: int
+    """Tokens between two moves."""
     rounds: int
     scale: Scale
     costs: tuple[Cost, ...]
@@ -67,25 +70,26 @@ def measure_adaptation(
 ) -> AdaptationCosts:
     """`tokens`: of a text that is read on, with moving weights and a cache, to see whether time and memory stay flat."""
     model, segment = _model(scale, preset)
-    if tokens is not None and tokens < PARTS * segment:
-        raise ConfigError(f"`tokens=`: {tokens} are too few to compare parts of; take at least {PARTS * segment}")
+    ways = ways_of(scale, segment=segment)
+    lesson = ways["both"].segment
+    if tokens is not None and tokens < PARTS * lesson:
+        raise ConfigError(f"`tokens=`: {tokens} are too few to compare parts of; take at least {PARTS * lesson}")
     count = SEGMENTS[scale] * segment
     statistics = _statistics(model)
-    ways = ways_of(scale, segment=segment)
     readers = {way: AdaptiveReader(model, how, statistics=statistics, sight="segment") for way, how in ways.items()}
     text_1P = _text(model, tokens=count, seed=0)
     _check_same(readers[STATIC].fork(), model, text_1P[:, : 3 * segment], segment=segment)
     for reader in readers.values():
-        reader.score(text_1P[:, :1])  # a segment is whole with the token after it: from here on, with every piece
+        reader.score(text_1P[:, :1])  # a segment is whole with the token after it: from here on, with its last piece
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     with progress("reading", total=(rounds + 1) * len(ways), unit="texts") as advance:
         for number in range(rounds + 1):
             for way, reader in readers.items():
-                spent = _seconds(reader, text_1P, segment=segment)
+                spent = _seconds(reader, text_1P, segment=reader.how.segment or segment)
                 if number:  # the first fills memory and caches
                     seconds[way].append(spent)
                 advance(1)
-    parts = tuple(_parts(readers["both"], tokens, segment=segment)) if tokens else ()
+    parts = tuple(_parts(readers["both"], tokens, segment=lesson)) if tokens else ()
     costs = [
         Cost(
             way=way,
@@ -97,12 +101,17 @@ def measure_adaptation(
     config = model.config
     told = "" if preset is None else f"{preset}: "
     told += f"{config.n_layer} layers of {config.d_model}, memory {config.memory}, {config.vocabulary:,} tokens"
-    return AdaptationCosts(model=told, segment=segment, rounds=rounds, scale=scale, costs=tuple(costs), parts=parts)
+    told_apart: dict[str, Any] = {"segment": segment, "lesson": lesson, "rounds": rounds, "scale": scale}
+    return AdaptationCosts(model=told, **told_apart, costs=tuple(costs), parts=parts)
 
 
 def ways_of(scale: Scale, *, segment: int) -> dict[str, AdaptationConfig]:
     size = 2000 if scale == "full" else 20
-    moves: dict[str, Any] = {"rate": 1e-9, "segment": segment, "cache_size": size}
+    moves: dict[str, Any] = {
+        "rate": 1e-9,
+        "segment": AdaptationConfig().in_segments(segment).segment,
+        "cache_size": size,
+    }
     cache: dict[str, Any] = {"cache_lambda": 0.1, "cache_size": size}
     return {
         STATIC: AdaptationConfig(),
@@ -132,7 +141,8 @@ def _model(scale: Scale, preset: str | None) -> tuple[TransformerXL, int]:
 def _text(model: TransformerXL, *, tokens: int, seed: int) -> torch.Tensor:
     """The same few passages whatever the seed, in an order of its own."""
     made, order = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
-    passages = torch.randint(model.config.vocabulary, (PASSAGES, PASSAGE), generator=made)
+    frequency_V = 1 / torch.arange(1, model.config.vocabulary + 1)
+    passages = frequency_V.expand(PASSAGES, -1).multinomial(PASSAGE, replacement=True, generator=made)
     chosen = torch.randint(PASSAGES, (-(-tokens // PASSAGE),), generator=order)
     return passages[chosen].flatten()[None, :tokens]
 

@@ -167,7 +167,7 @@ def adaptation(arguments: argparse.Namespace) -> int:
     for part in result.parts:
         print(f"after {part.tokens:,} tokens: {number(part.tokens_per_second)} tokens/s, {part.peak_memory_mb:,.0f} MB")
     print(
-        f"{result.model}, segments of {result.segment}, one lane, rounds: {result.rounds}; medians, ratios within rounds"
+        f"{result.model}, segments of {result.segment}, lessons of {result.lesson}, one lane, rounds: {result.rounds}; medians, ratios within rounds"
     )
     if result.scale == "tiny":
         print("tiny shapes: these figures say that the command works and nothing about speed")

@@ -8,7 +8,7 @@ Gradients are first measured on training text: the rule rms divides by their siz
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from transformer_xl.cli.adapting import add_fields, overridden
 from transformer_xl.devices import AUTO, DEVICES_HELP
@@ -46,19 +46,19 @@ def run(arguments: argparse.Namespace) -> int:
     store, model = loaded.store(arguments.data), loaded.model.eval()
     valid = store.split("valid").first(arguments.tokens)
     rule = make_rule(model, loaded.config.evaluation, tokens=len(valid), lanes=1)
-    segment = start.segment or rule.segment
-    with progress("measuring gradients", total=2 * arguments.segments * segment, unit="tokens") as advance:
+    start = start.in_segments(rule.segment)
+    with progress("measuring gradients", total=2 * arguments.segments * start.segment, unit="tokens") as advance:
         statistics = gather(
             model,
             store.split("train"),
-            segment=segment,
+            segment=start.segment,
             segments=arguments.segments,
             rank=start.rank,
             advance=advance,
         )
     with progress("tuning on valid", total=12 * len(valid), unit="tokens") as advance:
         tuning = Tuning(model, valid, rule=rule, statistics=statistics, advance=advance)
-        tuned = tuning.tune(replace(start, segment=segment), corpus=store.manifest.name)
+        tuned = tuning.tune(start, corpus=store.manifest.name)
     path = write_tuned(loaded.checkpoint.run, tuned, statistics)
     if arguments.json:
         print(json.dumps(asdict(tuned), indent=2))

@@ -5,7 +5,7 @@ not: 270 GFLOP/s for 120 on one core of an AMD EPYC, in the same arithmetic. So 
 processor and the type alone, so that a run that was stopped goes on with the same bits.
 
 Training may ask for factors rounded to bfloat16 (`rounded`): about twice as fast again on processors that multiply them. Sums, and all that is no product,
-stay float32.
+stay float32. Who learns while reading asks for that on the way back alone (`gradients_rounded`): losses are told as they are.
 """
 
 from collections.abc import Iterator
@@ -65,6 +65,17 @@ def rounded(to: torch.dtype | None) -> Iterator[None]:
 
 
 @contextmanager
+def gradients_rounded(to: torch.dtype | None) -> Iterator[None]:
+    """Within, what this thread computes will round factors so when it is gone back through; what it computes itself stays as it is."""
+    before = getattr(_asked, "gradients", None)
+    _asked.gradients = to
+    try:
+        yield
+    finally:
+        _asked.gradients = before
+
+
+@contextmanager
 def computing_in(half: torch.dtype | None, device: torch.device) -> Iterator[None]:
     """Within, products are computed in `half` (None: in float32); norms, softmax sums, losses and positions never are."""
     if half is None or device.type == "cpu":
@@ -81,6 +92,11 @@ def rounding(x: Tensor) -> torch.dtype | None:
     return getattr(_asked, "rounded", None) if x.dtype == torch.float32 and x.is_cpu else None
 
 
+def rounding_of_gradients(x: Tensor) -> torch.dtype | None:
+    """The same on the way back, for what is computed with x here and now."""
+    return getattr(_asked, "gradients", None) if x.dtype == torch.float32 and x.is_cpu else None
+
+
 def _asks_onednn(x: Tensor, weight_OI: Tensor) -> bool:
     if x.dtype != torch.float32 or weight_OI.dtype != torch.float32 or not (x.is_cpu and weight_OI.is_cpu):
         return False
@@ -95,14 +111,17 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
         found: Tensor = _RoundedLinear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
         return found
     any_length = not torch.is_grad_enabled() and x.numel() % (WHOLE_ROWS * x.shape[-1])
-    if any_length or not _asks_onednn(x, weight_OI):
+    to = rounding_of_gradients(x) if torch.is_grad_enabled() else None
+    if to is None and (any_length or not _asks_onednn(x, weight_OI)):
         return F.linear(x, weight_OI, bias_O)
-    result: Tensor = _Linear.apply(x, weight_OI, bias_O)  # type: ignore[no-untyped-call]
+    result: Tensor = _Linear.apply(x, weight_OI, bias_O, to)  # type: ignore[no-untyped-call]
     return result
 
 
-def matmul(a_RC: Tensor, b_CX: Tensor) -> Tensor:
-    """The product of two matrices that need no gradient."""
+def matmul(a_RC: Tensor, b_CX: Tensor, *, to: torch.dtype | None = None) -> Tensor:
+    """The product of two matrices that need no gradient, of factors rounded `to`."""
+    if to is not None and a_RC.dtype != to:
+        return (a_RC.to(to) @ b_CX.to(to)).to(a_RC.dtype)
     return _onednn()(a_RC, b_CX.mT, None, "none", [], "") if _asks_onednn(a_RC, b_CX) else a_RC @ b_CX
 
 
@@ -139,21 +158,25 @@ class Linear(nn.Linear):
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, to: torch.dtype | None) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
+        ctx.to = to
+        if not _asks_onednn(x, weight_OI):
+            return F.linear(x, weight_OI, bias_O)
         result: Tensor = _onednn()(x, weight_OI, bias_O, "none", [], "")
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight_OI = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         gradient_PO = gradient.reshape(-1, gradient.shape[-1])
         return (
-            matmul(gradient_PO, weight_OI).view(x.shape) if of_x else None,
-            matmul(gradient_PO.t(), x.reshape(-1, x.shape[-1])) if of_weight else None,
+            matmul(gradient_PO, weight_OI, to=ctx.to).view(x.shape) if of_x else None,
+            matmul(gradient_PO.t(), x.reshape(-1, x.shape[-1]), to=ctx.to) if of_weight else None,
             gradient_PO.sum(0) if of_bias else None,
+            None,
         )
 
 

@@ -24,14 +24,22 @@ CACHED = 1 << 20
 
 def softmax_loss(hidden_PE: Tensor, target_P: Tensor, *, table_VE: Tensor, bias_V: Tensor) -> Tensor:
     """[P] in nats; 0 where the target is none."""
-    loss_P: Tensor = _SoftmaxLoss.apply(hidden_PE, table_VE, bias_V, target_P, products.rounding(hidden_PE))  # type: ignore[no-untyped-call]
+    loss_P: Tensor = _SoftmaxLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_PE, table_VE, bias_V, target_P, products.rounding(hidden_PE), products.rounding_of_gradients(hidden_PE)
+    )
     return loss_P
 
 
 class _SoftmaxLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_PE: Tensor, table_VE: Tensor, bias_V: Tensor, target_P: Tensor, to: torch.dtype | None
+        ctx: Any,
+        hidden_PE: Tensor,
+        table_VE: Tensor,
+        bias_V: Tensor,
+        target_P: Tensor,
+        to: torch.dtype | None,
+        back: torch.dtype | None,
     ) -> Tensor:
         dtype = hidden_PE.dtype
         hidden_PE, table_VE = hidden_PE.to(to or dtype), table_VE.to(to or dtype)
@@ -45,13 +53,13 @@ class _SoftmaxLoss(torch.autograd.Function):
             log_sum_P[rows] = logits_PV.logsumexp(-1)
             own_P = logits_PV.gather(1, target_P[rows, None])[:, 0]
             loss_P[rows] = torch.where(real_P[rows], log_sum_P[rows] - own_P, 0.0)
-        kept = (logits_PV,) if len(pieces) == 1 else ()
+        kept, ctx.back = (logits_PV,) if len(pieces) == 1 else (), back
         ctx.save_for_backward(hidden_PE, table_VE, bias_V, target_P, real_P, log_sum_P, *kept)
         return loss_P
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_P: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient_P: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         hidden_PE, table_VE, bias_V, target_P, real_P, log_sum_P, *kept = ctx.saved_tensors
         gradient_P = gradient_P.where(real_P, 0.0)
         of_hidden_PE = torch.empty(hidden_PE.shape, dtype=gradient_P.dtype, device=gradient_P.device)
@@ -64,11 +72,11 @@ class _SoftmaxLoss(torch.autograd.Function):
             of_logits_PV.scatter_add_(1, target_P[rows, None], -gradient_P[rows, None])
             of_bias_V += of_logits_PV.sum(0)
             of_logits_PV = of_logits_PV.to(hidden_PE.dtype)
-            of_hidden_PE[rows] = of_logits_PV @ table_VE
-            found_VE = (of_logits_PV.t() @ hidden_PE[rows]).to(gradient_P.dtype)
+            of_hidden_PE[rows] = products.matmul(of_logits_PV, table_VE)
+            found_VE = products.matmul(of_logits_PV.t(), hidden_PE[rows], to=ctx.back).to(gradient_P.dtype)
             of_table_VE = found_VE if of_table_VE is None else of_table_VE.add_(found_VE)
         assert of_table_VE is not None
-        return of_hidden_PE, of_table_VE, of_bias_V, None, None
+        return of_hidden_PE, of_table_VE, of_bias_V, None, None, None
 
 
 def _pieces(rows: int, *, columns: int) -> list[slice]:
@@ -77,4 +85,4 @@ def _pieces(rows: int, *, columns: int) -> list[slice]:
 
 
 def _logits(hidden_PE: Tensor, table_VE: Tensor, bias_V: Tensor) -> Tensor:
-    return (hidden_PE @ table_VE.t()).to(bias_V.dtype).add_(bias_V)
+    return products.matmul(hidden_PE, table_VE.t()).to(bias_V.dtype).add_(bias_V)

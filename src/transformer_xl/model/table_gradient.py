@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl import native
 from transformer_xl.config import NOT_A_TARGET
+from transformer_xl.model import products
 
 
 class TableGradient:
@@ -124,7 +125,7 @@ class _AdaptiveLoss(torch.autograd.Function):
             loss_P = loss_P.index_add(0, place_P, tail_loss_P)
             tails.append(tail_PV)
         ctx.save_for_backward(hidden_PE, table_VE, tail_weight_CE, scored_P, head_PH, *places, *tails)
-        ctx.edges, ctx.gradient = edges, gradient
+        ctx.edges, ctx.gradient, ctx.to = edges, gradient, products.rounding_of_gradients(hidden_PE)
         return loss_P
 
     @staticmethod
@@ -141,8 +142,8 @@ class _AdaptiveLoss(torch.autograd.Function):
         tail_bias_gradient_C = weighted_PH[:, head:].sum(0)
         weighted_PH = weighted_PH.to(hidden_PE.dtype)
         own_PH, tail_PC = weighted_PH[:, :head], weighted_PH[:, head:]
-        hidden_gradient_PE = own_PH @ table_VE[:head]
-        _product(own_PH.t(), hidden_PE, out=table_gradient_VE[:head])
+        hidden_gradient_PE = products.matmul(own_PH, table_VE[:head])
+        _product(own_PH.t(), hidden_PE, out=table_gradient_VE[:head], to=ctx.to)
         for cluster, (place_P, tail_PV) in enumerate(zip(places, tails, strict=True), start=1):
             low, high = edges[cluster : cluster + 2]
             if not len(place_P):
@@ -151,7 +152,8 @@ class _AdaptiveLoss(torch.autograd.Function):
             weighted_PV = tail_PV * gradient_P[place_P, None]
             bias_gradient_V[low:high] = weighted_PV.sum(0)
             weighted_PV = weighted_PV.to(hidden_PE.dtype)
-            found_PE = _back(weighted_PV, hidden_PE[place_P], table_VE[low:high], table_gradient_VE[low:high])
+            parts = (hidden_PE[place_P], table_VE[low:high], table_gradient_VE[low:high])
+            found_PE = _back(weighted_PV, *parts, to=ctx.to)
             hidden_gradient_PE.index_add_(0, place_P, found_PE)
         ctx.gradient.add(table_gradient_VE)
         if tail_weight_CE is None:
@@ -168,24 +170,24 @@ def _linear(x_PE: Tensor, matrix_VE: Tensor, bias_V: Tensor) -> Tensor:
 
 
 def _add_product(bias_V: Tensor, x_PE: Tensor, matrix_EV: Tensor, *, out: Tensor) -> Tensor:
-    if x_PE.dtype == out.dtype:
-        return torch.addmm(bias_V, x_PE, matrix_EV, out=out)
-    return torch.add(x_PE @ matrix_EV, bias_V, out=out)
+    return torch.add(products.matmul(x_PE, matrix_EV), bias_V, out=out)
 
 
-def _product(a_VP: Tensor, b_PE: Tensor, *, out: Tensor) -> None:
-    if a_VP.dtype == out.dtype:
+def _product(a_VP: Tensor, b_PE: Tensor, *, out: Tensor, to: torch.dtype | None = None) -> None:
+    if a_VP.dtype == out.dtype and to is None:
         torch.mm(a_VP, b_PE, out=out)
     else:
-        out.copy_(a_VP @ b_PE)
+        out.copy_(a_VP.to(to or a_VP.dtype) @ b_PE.to(to or b_PE.dtype))
 
 
-def _back(gradient_PV: Tensor, x_PE: Tensor, matrix_VE: Tensor, matrix_gradient_VE: Tensor) -> Tensor:
+def _back(
+    gradient_PV: Tensor, x_PE: Tensor, matrix_VE: Tensor, matrix_gradient_VE: Tensor, *, to: torch.dtype | None = None
+) -> Tensor:
     """The gradient of what was multiplied; that of the matrix is written where it shall stand."""
     if _few(x_PE):
         return native.few_backward(gradient_PV, x_PE, matrix_VE, matrix_gradient_VE)
-    _product(gradient_PV.t(), x_PE, out=matrix_gradient_VE)
-    return gradient_PV @ matrix_VE
+    _product(gradient_PV.t(), x_PE, out=matrix_gradient_VE, to=to)
+    return products.matmul(gradient_PV, matrix_VE)
 
 
 def _few(x_PE: Tensor) -> bool:

@@ -138,9 +138,10 @@ def _compared(
 ) -> dict[str, dict[str, Found]]:
     net = model.load(device=setting.device).model.eval()
     rule = make_rule(net, model.asked.config.evaluation, tokens=len(texts["test"]), lanes=1)
-    segments = min(SEGMENTS, max(1, (len(train) - 1) // rule.segment))
+    lesson = AdaptationConfig().in_segments(rule.segment).segment
+    segments = min(SEGMENTS, max(1, (len(train) - 1) // lesson))
     ranks = {how.rank for how in RULES.values() if how.learns == "adapters"}
-    statistics = gather(net, train, segment=rule.segment, segments=segments, rank=max(ranks))
+    statistics = gather(net, train, segment=lesson, segments=segments, rank=max(ranks))
     chosen = {"static": AdaptationConfig()}
     for name, start in RULES.items():
         tuned = Tuning(net, valid, rule=rule, statistics=statistics).tune(start, corpus="")
