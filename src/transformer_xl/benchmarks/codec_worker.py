@@ -81,7 +81,8 @@ def brotli_stream() -> Stream:
     import brotli as module
 
     compressor = module.Compressor(quality=11, lgwin=24)
-    return compressor.process, compressor.finish
+    # Flushed, so that a text is coded by itself behind the other. Else the end of both is cut into blocks anew, and a short text seems to cost nothing.
+    return lambda data: compressor.process(data) + compressor.flush(), compressor.finish
 
 
 def bzip3(train: bytes) -> Codec:
