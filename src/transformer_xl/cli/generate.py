@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,10 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
         return paper(arguments, loaded, sampling)
     if arguments.beams or arguments.samples or arguments.json:
         return whole(arguments, loaded, prompt, sampling)
-    sys.stdout.write(prompt)
     options = {"tokens": arguments.tokens, "stop": arguments.stop, "weights": arguments.weights}
     options["adapt"] = chosen(arguments, loaded)
-    for piece in loaded.stream(prompt, **options, **vars(sampling)):
+    pieces = iter(loaded.stream(prompt, **options, **vars(sampling)))
+    # The prompt is read before it is shown: nothing said meanwhile on stderr, such as that kernels are built, then stands in the middle of a line.
+    for piece in chain([prompt + next(pieces, "")], pieces):
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
