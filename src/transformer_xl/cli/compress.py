@@ -5,8 +5,8 @@
     txl compress notes.txt --model runs/notes --level best           (slower, and smaller)
     tail -f server.log | txl compress - --model runs/logs > log.txl
 
-fast reads up to 64 parts of the file side by side, best up to 8, which know more of what came before. Nothing grows by more than 64 bytes; a pipe, which
-cannot be read twice, by 16 more for every 1 MB that nothing helps with. docs/compressing.md has the format."""
+fast reads parts of the file side by side; best reads it from one end to the other, so that each byte is expected from all before it. Nothing grows by more
+than 64 bytes; a pipe, which cannot be read twice, by 16 more for every 1 MB that nothing helps with. docs/compressing.md has the format."""
 
 import argparse
 import os
