@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import Head, crc_of, damaged, joined, parts
+from damage import crc_of, damaged, parts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ from transformer_xl.cli import main
 from transformer_xl.compressing import coder_of
 from transformer_xl.compression import TextCoder, compress_stream, decompress_stream, streams
 from transformer_xl.compression.archive import BLOCK, MAGIC
-from transformer_xl.data.text.tokenizers import ByteTokenizer, load_tokenizer
+from transformer_xl.data.text.tokenizers import ByteTokenizer
 from transformer_xl.errors import ConfigError, DataError, InputError, TransformerXLError
 from transformer_xl.native import building, recipe
 
@@ -298,9 +298,6 @@ def test_every_build_reads_what_every_other_wrote(trained_run, tmp_path):
         assert (tmp_path / march).read_bytes() == (tmp_path / "text").read_bytes()
 
 
-# --- the commands
-
-
 def test_noise_in_many_blocks_is_stored_as_one(loaded, small_blocks, trained_run, tmp_path):
     chance = random.Random(3).randbytes(2000)
     assert len(parts(txl.compress(chance, model=loaded))[1]) == 1
@@ -313,103 +310,6 @@ def test_noise_in_many_blocks_is_stored_as_one(loaded, small_blocks, trained_run
     compress_stream(Pipe(chance), out, coder_of(loaded), level="fast", advance=nobody)
     assert len(parts(out.getvalue())[1]) == 10
     assert txl.decompress(out.getvalue(), model=loaded) == chance
-
-
-def test_the_commands_write_a_file_and_read_it_again(trained_run, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("notes.txt").write_bytes(TEXT[:3000])
-    model = ["--model", str(trained_run)]
-    assert main(["compress", "notes.txt", *model]) == 0
-    said = capsys.readouterr().out
-    written = Path("notes.txt.txl").stat().st_size
-    assert said == f"notes.txt.txl: {written:,} bytes for 3,000, {8 * written / 3000:.3f} bits per byte\n"
-    assert main(["decompress", "notes.txt.txl", *model]) == 2
-    assert capsys.readouterr().err.endswith("txl: notes.txt exists; name the file to write with --out\n")
-    assert main(["decompress", "notes.txt.txl", "-o", "again.txt", *model]) == 0
-    assert capsys.readouterr().out == "again.txt: 3,000 bytes\n"
-    assert Path("again.txt").read_bytes() == TEXT[:3000]
-    assert main(["compress", "notes.txt", "-o", "best.txl", "--level", "best", *model]) == 0
-    assert txl.decompress(Path("best.txl").read_bytes(), model=trained_run) == TEXT[:3000]
-
-
-def test_pipes(trained_run, capfdbinary, monkeypatch):
-    model = ["--model", str(trained_run)]
-
-    def through(command, data):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        assert main([command, "-", *model]) == 0
-        return capfdbinary.readouterr().out
-
-    assert through("decompress", through("compress", TEXT[:2000])) == TEXT[:2000]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["compress", "nothing.txt"], "nothing.txt does not exist; name a file, or - for standard input"),
-        (["compress", "."], ". is a folder"),
-        (["compress", "notes.txt", "-o", "notes.txt"], "notes.txt is the file that is read"),
-        (["decompress", "notes.txt"], "notes.txt does not end in .txl; name the file to write with --out"),
-        (["decompress", "notes.txt", "-o", "out"], "notes.txt is no file that txl compress wrote"),
-        (["decompress", "cut.txl"], "cut.txl ends too early: it was cut off"),
-        (["decompress", "long.txl"], "long.txl goes on behind its end"),
-        (["decompress", "other.txl"], "other.txl was compressed with another model"),
-    ],
-)
-def test_what_cannot_be_done_is_one_sentence_and_writes_nothing(
-    loaded, trained_run, words, told, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    archive = txl.compress(TEXT[:100], model=loaded)
-    _, blocks = parts(archive)
-    Path("notes.txt").write_bytes(TEXT[:100])
-    Path("cut.txl").write_bytes(archive[:-1])
-    Path("long.txl").write_bytes(archive + b"\n")
-    Path("other.txl").write_bytes(joined(Head(fingerprint=bytes(8), lanes=1), blocks))
-    before = sorted(path.name for path in tmp_path.iterdir())
-    assert main([*words, "--model", str(trained_run)]) == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith(f"txl: {told}")
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-# --- byte pairs that are none of ours
-
-
-@pytest.fixture
-def changed_pairs(pairs, tmp_path):
-    """A change of the file of byte pairs -> what loading the tokenizer then says."""
-
-    def load(change):
-        pairs.tokenizer.save(tmp_path)
-        found = json.loads((tmp_path / "bpe.json").read_text())
-        change(found)
-        (tmp_path / "bpe.json").write_text(json.dumps(found))
-        with pytest.raises(DataError) as refused:
-            load_tokenizer(tmp_path)
-        return str(refused.value)
-
-    return load
-
-
-@pytest.mark.parametrize(
-    ("part", "changes", "told"),
-    [
-        ("pre_tokenizer", {"add_prefix_space": True}, "its pre_tokenizer has add_prefix_space 'True'"),
-        ("model", {"end_of_word_suffix": "</w>"}, "end_of_word_suffix '</w>'"),
-        ("model", {"continuing_subword_prefix": "a"}, "continuing_subword_prefix 'a'"),
-        ("model", {"dropout": 0.5}, "dropout '0.5'"),
-        ("model", {"unk_token": "e"}, "unk_token 'e'"),
-        ("model", {"merges": [["zz", "qq"]]}, "of tokens that it does not have"),
-        ("model", {"merges": [7]}, "is no pair"),
-        ("model", {"vocab": {"a": 1, "b": 3}}, "not numbered from 0 on"),
-        ("model", {"vocab": []}, "no vocabulary"),
-    ],
-)
-def test_byte_pairs_that_would_not_give_bytes_back_are_refused(changed_pairs, part, changes, told):
-    assert told in changed_pairs(lambda found: found[part].update(changes))
 
 
 def test_tokens_that_do_not_spell_the_text_are_not_believed(pairs, monkeypatch):

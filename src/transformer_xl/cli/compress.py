@@ -83,6 +83,8 @@ def sink_of(name: str) -> Iterator[BinaryIO]:
     if name != "-":
         from transformer_xl.files import atomic_file
 
+        if Path(name).exists() and not Path(name).is_file():
+            raise InputError(f"{name} is no plain file; name one to write, or - for standard output")
         with atomic_file(name) as file:
             yield cast(BinaryIO, file)
         return
