@@ -58,7 +58,7 @@ def test_the_papers_lengths_at_the_papers_scale():
 
 def test_the_tiny_scale_is_what_its_preset_and_words_say():
     base = find_scale("tiny").ablation
-    preset = find_preset("tiny-byte").run
+    preset = find_preset("modern-byte").run
     config = resolve(preset, vocabulary=205, files=[], words=base.words)
     assert config.model.n_layer == preset.model.n_layer
     assert config.training.average == "ema"
@@ -115,9 +115,9 @@ def test_a_split_shorter_than_its_window_is_one_window(byte_store):
 
 def test_learned_positions_end_the_sweep():
     base = find_scale("tiny").ablation
-    assert sweep_lengths(config_of(base, ablation.XL), segment=64) == [32, 64, 96, 128, 192, 256, 320]
-    assert sweep_lengths(config_of(base, ablation.PER_LAYER_HALF), segment=64) == [32, 64]
-    assert sweep_lengths(config_of(base, ablation.LONGER), segment=64) == [32, 64, 88, 96, 128, 192, 256, 320]
+    assert sweep_lengths(config_of(base, ablation.XL), segment=32) == [16, 32, 48, 64, 96, 128, 160]
+    assert sweep_lengths(config_of(base, ablation.PER_LAYER_HALF), segment=32) == [16, 32]
+    assert sweep_lengths(config_of(base, ablation.LONGER), segment=32) == [16, 32, 44, 48, 64, 96, 128, 160]
 
 
 def test_the_best_length_is_the_shortest_that_attains_the_figure():

@@ -41,20 +41,25 @@ class Scale:
     caveat: str
 
 
+# Pre-norm and Muon, as in every row: a model learns as much in a third of the time. Segments are so short that a longer attention has something to give:
+# models of this size make use of about a hundred bytes.
 _TINY = Base(
     name="tiny",
     corpus="enwik8",
-    preset="tiny-byte",
+    preset="modern-byte",
     words={
         "model.d_model": "128",
         "model.n_head": "4",
         "model.d_inner": "512",
-        "model.memory": "64",
-        "training.steps": "700",
-        "training.warm_up": "50",
+        "model.memory": "32",
+        "training.segment": "32",
+        "training.lanes": "64",
+        "training.steps": "800",
+        "training.precision": "bfloat16",
         "training.validate_every": "0",
         "training.validation_tokens": "20000",
-        "training.save_every": "200",
+        "training.save_every": "400",
+        "evaluation.segment": "32",
     },
 )
 _SMALL = Base(
@@ -121,7 +126,7 @@ TINY = Scale(
     longest_context=256,
     context_tokens=50_000,
     bench="tiny",
-    caveat="Models of under a million parameters that read about 1.2 million symbols each, where the paper's have 128 million and read a hundred"
+    caveat="Models of under a million parameters that read a few million symbols each, where the paper's have 128 million and read a hundred"
     " million words many times over: an ordering that appears here is a sign that the code does what the paper describes, one that does not"
     " appear says little about the paper.",
 )
