@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from small_models import build
+from transformer_xl import native
 from transformer_xl.config import NOT_A_TARGET
 from transformer_xl.model import products, softmax
 
@@ -32,21 +33,46 @@ def with_gradients(by, numbers, target_P, weight_P):
     return [loss_P.detach(), *torch.autograd.grad((loss_P * weight_P).sum(), numbers)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
-    P=st.integers(1, 40), E=st.integers(1, 6), V=st.integers(2, 30), cached=st.integers(1, 400), seed=st.integers(0, 99)
+    P=st.integers(1, 40),
+    E=st.integers(1, 6),
+    V=st.integers(2, 30),
+    cached=st.integers(1, 400),
+    seed=st.integers(0, 99),
+    alike=st.booleans(),
+    kernels=st.booleans(),
 )
-def test_it_is_cross_entropy_whatever_the_pieces(P, E, V, cached, seed):
+def test_it_is_cross_entropy_whatever_the_pieces(P, E, V, cached, seed, alike, kernels):
+    """`alike`: every loss counts the same, so that what was found on the way forwards is enough."""
     numbers, target_P, weight_P = parts_of(P, E, V, seed=seed)
+    weight_P = torch.full_like(weight_P, 0.3) if alike else weight_P
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(softmax, "CACHED", cached)
+        if not kernels:
+            patch.setattr(native, "usable", lambda like: False)
         found = with_gradients(softmax.softmax_loss, numbers, target_P, weight_P)
     for mine, theirs in zip(found, with_gradients(slowly, numbers, target_P, weight_P), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-def test_rounded_factors_stay_near():
+def test_a_table_that_stands_still_costs_no_product(monkeypatch):
+    """Beside an adapter."""
+    numbers, target_P, _ = parts_of(20, 4, 9, seed=1)
+    products_of, really = [], products.matmul
+    monkeypatch.setattr(products, "matmul", lambda a, b, **how: products_of.append(a.shape) or really(a, b, **how))
+    for learns, count in ((True, 3), (False, 2)):
+        products_of.clear()
+        numbers[1].requires_grad_(learns)
+        softmax.softmax_loss(numbers[0], target_P, table_VE=numbers[1], bias_V=numbers[2]).sum().backward()
+        assert len(products_of) == count
+    assert numbers[1].grad is not None
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_rounded_factors_stay_near(alike):
     numbers, target_P, weight_P = parts_of(300, 32, 4096, seed=1, dtype=torch.float32)
+    weight_P = torch.full_like(weight_P, 0.5) if alike else weight_P
     exact = with_gradients(slowly, numbers, target_P, weight_P)
     with products.rounded(torch.bfloat16):
         found = with_gradients(softmax.softmax_loss, numbers, target_P, weight_P)

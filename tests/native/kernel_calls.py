@@ -70,6 +70,12 @@ def results() -> dict[str, torch.Tensor]:
         found[f"{dtype} moved weights"] = moved_OI
         next_S, target_T = torch.arange(50) % 7, torch.arange(40) % 7
         found[f"{dtype} recalled"] = native.recall(gradient_PO, next_S, target_T, past=9, size=30, theta=0.5)
+        for logits in (torch.float32, torch.bfloat16) if dtype is torch.float32 else (dtype,):
+            logits_PO, bias_O = (gradient_PO * 3).to(logits), x_PI.new_zeros(50)
+            found[f"{dtype} losses of {logits}"] = native.softmax_loss(
+                logits_PO, weight_OI[:, 0].contiguous(), target_T, of_bias_V=bias_O
+            )
+            found |= {f"{dtype} gradients of {logits}": logits_PO, f"{dtype} bias beside {logits}": bias_O}
     return found
 
 

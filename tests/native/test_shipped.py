@@ -172,7 +172,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, name: str, *, sing
     if not expected.is_floating_point() or "portable" in name:
         assert torch.equal(found, expected), name
         return
-    far = 1e-10 if expected.dtype is torch.float64 else single
+    far = {torch.float64: 1e-10, torch.bfloat16: max(single, 8e-3)}.get(expected.dtype, single)
     torch.testing.assert_close(found, expected, rtol=far, atol=far, equal_nan=True, msg=lambda said: f"{name}: {said}")
 
 

@@ -1,10 +1,10 @@
 """The loss of a plain softmax over a few thousand tokens, a few rows at a time: logits stay in the processor's cache and are never kept.
 
-    forward    rows -> logits -> log of their sum, and the target's own       keeps the rows and one number of each
-    backward   rows -> logits once more -> probabilities less the target      -> the gradients of the rows and, added up, of the table
+    forward    rows -> logits -> losses, and at once each loss's own gradient of its logits -> gradients of the rows and, added up, of the table
+    backward   those gradients, times what the losses count
 
-One product more than autograd would make; in its place no pass over memory, where a softmax spends its time. A single piece is kept: it is still in the
-cache on the way back.
+Every loss of a training counts the same, so nothing has to be computed again on the way back, and no pass is made over memory, where a softmax spends its
+time. Where losses count differently, all of it is done once more, with what each counts.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl import native
 from transformer_xl.config import NOT_A_TARGET
 from transformer_xl.model import products
 
@@ -42,47 +43,70 @@ class _SoftmaxLoss(torch.autograd.Function):
         back: torch.dtype | None,
     ) -> Tensor:
         dtype = hidden_PE.dtype
-        hidden_PE, table_VE = hidden_PE.to(to or dtype), table_VE.to(to or dtype)
-        real_P = target_P != NOT_A_TARGET
-        target_P = target_P.where(real_P, 0)
-        loss_P: Tensor = torch.empty(len(hidden_PE), dtype=dtype, device=hidden_PE.device)
-        log_sum_P = torch.empty_like(loss_P)
-        pieces = _pieces(len(hidden_PE), columns=len(table_VE))
-        for rows in pieces:
-            logits_PV = _logits(hidden_PE[rows], table_VE, bias_V)
-            log_sum_P[rows] = logits_PV.logsumexp(-1)
-            own_P = logits_PV.gather(1, target_P[rows, None])[:, 0]
-            loss_P[rows] = torch.where(real_P[rows], log_sum_P[rows] - own_P, 0.0)
-        kept, ctx.back = (logits_PV,) if len(pieces) == 1 else (), back
-        ctx.save_for_backward(hidden_PE, table_VE, bias_V, target_P, real_P, log_sum_P, *kept)
+        given = (hidden_PE.to(to or dtype), table_VE.to(to or dtype), bias_V, target_P)
+        ctx.how = {"back": back, "table_learns": ctx.needs_input_grad[1]}
+        loss_P, *gradients = _with_gradients(*given, **ctx.how)
+        ctx.save_for_backward(*given, *gradients)
         return loss_P
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient_P: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
-        hidden_PE, table_VE, bias_V, target_P, real_P, log_sum_P, *kept = ctx.saved_tensors
-        gradient_P = gradient_P.where(real_P, 0.0)
-        of_hidden_PE = torch.empty(hidden_PE.shape, dtype=gradient_P.dtype, device=gradient_P.device)
-        of_table_VE: Tensor | None = None
-        of_bias_V = torch.zeros_like(bias_V)
-        for rows in _pieces(len(hidden_PE), columns=len(table_VE)):
-            logits_PV = kept[0] if kept else _logits(hidden_PE[rows], table_VE, bias_V)
-            of_logits_PV = (logits_PV - log_sum_P[rows, None]).exp_()
-            of_logits_PV.mul_(gradient_P[rows, None])
-            of_logits_PV.scatter_add_(1, target_P[rows, None], -gradient_P[rows, None])
-            of_bias_V += of_logits_PV.sum(0)
-            of_logits_PV = of_logits_PV.to(hidden_PE.dtype)
-            of_hidden_PE[rows] = products.matmul(of_logits_PV, table_VE)
-            found_VE = products.matmul(of_logits_PV.t(), hidden_PE[rows], to=ctx.back).to(gradient_P.dtype)
-            of_table_VE = found_VE if of_table_VE is None else of_table_VE.add_(found_VE)
-        assert of_table_VE is not None
+    def backward(ctx: Any, gradient_P: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None, None, None]:
+        *given, of_hidden_PE, of_table_VE, of_bias_V = ctx.saved_tensors
+        counts_P = gradient_P[given[-1] != NOT_A_TARGET]
+        if len(counts_P) and (counts_P != counts_P[0]).any():
+            _, of_hidden_PE, of_table_VE, of_bias_V = _with_gradients(*given, **ctx.how, counts_P=gradient_P)
+        else:
+            count = counts_P[0] if len(counts_P) else gradient_P.new_zeros(())
+            of_hidden_PE, of_bias_V = of_hidden_PE * count, of_bias_V * count
+            of_table_VE = None if of_table_VE is None else of_table_VE * count
         return of_hidden_PE, of_table_VE, of_bias_V, None, None, None
 
 
-def _pieces(rows: int, *, columns: int) -> list[slice]:
-    at_once = max(1, CACHED // columns)
-    return [slice(first, first + at_once) for first in range(0, rows, at_once)]
+def _with_gradients(
+    hidden_PE: Tensor,
+    table_VE: Tensor,
+    bias_V: Tensor,
+    target_P: Tensor,
+    *,
+    back: torch.dtype | None,
+    table_learns: bool,
+    counts_P: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Losses [P]; and what their sum gives rows, table and bias, each times what it counts (None: 1)."""
+    dtype = bias_V.dtype
+    loss_P = torch.empty(len(hidden_PE), dtype=dtype, device=hidden_PE.device)
+    of_hidden_PE = torch.empty(hidden_PE.shape, dtype=dtype, device=hidden_PE.device)
+    of_table_VE: Tensor | None = None
+    of_bias_V = torch.zeros_like(bias_V)
+    by = native.softmax_loss if native.usable(bias_V) else slow_loss
+    at_once = max(1, CACHED // len(table_VE))
+    for first in range(0, len(hidden_PE), at_once):
+        rows = slice(first, first + at_once)
+        # Logits, and then in their place what each loss gives them.
+        logits_PV = products.matmul(hidden_PE[rows], table_VE.t())
+        counted_V = of_bias_V if counts_P is None else torch.zeros_like(bias_V)
+        loss_P[rows] = by(logits_PV, bias_V, target_P[rows], of_bias_V=counted_V)
+        if counts_P is not None:
+            logits_PV.mul_(counts_P[rows, None])
+            of_bias_V += logits_PV.sum(0)
+        of_hidden_PE[rows] = products.matmul(logits_PV, table_VE)
+        if table_learns:
+            found_VE = products.matmul(logits_PV.t(), hidden_PE[rows], to=back).to(dtype)
+            of_table_VE = found_VE if of_table_VE is None else of_table_VE.add_(found_VE)
+    return loss_P, of_hidden_PE, of_table_VE, of_bias_V
 
 
-def _logits(hidden_PE: Tensor, table_VE: Tensor, bias_V: Tensor) -> Tensor:
-    return products.matmul(hidden_PE, table_VE.t()).to(bias_V.dtype).add_(bias_V)
+def slow_loss(logits_PV: Tensor, bias_V: Tensor, target_P: Tensor, *, of_bias_V: Tensor) -> Tensor:
+    """What the kernel computes, by torch."""
+    real_P = target_P != NOT_A_TARGET
+    at_P1 = target_P.where(real_P, 0)[:, None]
+    whole_PV = logits_PV.to(bias_V.dtype) + bias_V
+    log_sum_P = whole_PV.logsumexp(-1)
+    loss_P = torch.where(real_P, log_sum_P - whole_PV.gather(1, at_P1)[:, 0], 0.0)
+    of_logits_PV = (whole_PV - log_sum_P[:, None]).exp_()
+    of_logits_PV.scatter_add_(1, at_P1, of_logits_PV.new_full(at_P1.shape, -1.0))
+    of_logits_PV.masked_fill_(~real_P[:, None], 0.0)
+    of_bias_V += of_logits_PV.sum(0)
+    logits_PV.copy_(of_logits_PV)
+    return loss_P

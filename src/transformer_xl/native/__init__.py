@@ -18,6 +18,7 @@ from transformer_xl.native.doors import (
     relu_drop_backward,
     usable,
 )
+from transformer_xl.native.losses import softmax_loss
 from transformer_xl.native.structures import INPUTS, Choice
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "panel_width",
     "recall",
     "relu_drop_backward",
+    "softmax_loss",
     "supports",
     "unsupported",
     "usable",

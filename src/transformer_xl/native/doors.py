@@ -79,6 +79,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "attend_backward": (POINTER(Shape), POINTER(Inputs), *[c_void_p] * 10),
     "move_weights": (POINTER(Moving), c_int64, c_double, c_double, c_void_p),
     "recall": (*[c_void_p] * 4, *[c_int64] * 4, c_double),
+    "softmax_loss": (*[c_void_p] * 5, *[c_int64] * 2),
+    "rounded_softmax_loss": (*[c_void_p] * 5, *[c_int64] * 2),
     "portable_read": (
         POINTER(PortableSizes),
         POINTER(PortableLayer),
