@@ -396,8 +396,11 @@ class Loaded:
             def restored(path: Path) -> Scorer:
                 if adapt is None:
                     return restore_reader(self.model, path, lanes=1, weights=weights)
+                from transformer_xl.adaptation import AdaptiveReader
+
                 self._refuse_rounding(weights)
-                return self.adaptive_reader(adapt, state=path)
+                how, statistics = self.with_statistics(adapt, segment=self.config.evaluation.segment)
+                return AdaptiveReader.restore(self.model, path, how, statistics=statistics, lanes=1)
 
             return LineScorer.restore(state, self.tokenizer, self.model, restored, by=by, last=last, **same)
         last = LAST_LINES if last is None else last

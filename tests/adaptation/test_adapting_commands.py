@@ -67,6 +67,33 @@ def test_where_nothing_learns_the_static_figure_to_the_bit(loaded):
     assert nothing.rule == static.rule
 
 
+def test_the_rule_tells_the_segments_that_were_read(loaded):
+    """Weights that hardly move read as those that stand still, in segments as long as a lesson."""
+    hardly = loaded.evaluate(tokens=400, adapt=AdaptationConfig(rate=1e-30))
+    assert hardly.rule.segment == 2 * loaded.config.evaluation.segment
+    assert f"segments of {hardly.rule.segment} with memory" in hardly.rule.sentence()
+    still = loaded.evaluate(tokens=400, segment=hardly.rule.segment)
+    assert hardly.loss_nats == pytest.approx(still.loss_nats, abs=1e-5)
+    assert hardly.loss_nats != pytest.approx(loaded.evaluate(tokens=400).loss_nats, abs=1e-5)
+
+
+def test_tuning_finds_nothing_where_learning_only_hurts(loaded, monkeypatch):
+    """Beside weights that stand still in segments as long: a longer segment alone may help."""
+    from transformer_xl.adaptation.tuning import Tuning
+    from transformer_xl.evaluation import make_rule
+
+    valid = loaded.store().split("valid").first(200)
+    rule = make_rule(loaded.model, loaded.config.evaluation, tokens=200, lanes=1)
+    statistics = gather(loaded.model, loaded.store().split("train"), segment=24, segments=4, rank=2)
+    tuning = Tuning(loaded.model, valid, rule=rule, statistics=statistics)
+    really = tuning._tried
+    monkeypatch.setattr(tuning, "_tried", lambda how: replace(really(how), nats=level + 1e-9))
+    level = tuning._still(AdaptationConfig(segment=24)).nats
+    tuned = tuning.tune(AdaptationConfig(rule="rms", rank=2), corpus="")
+    assert not tuned.gradient.how.moves
+    assert tuned.gradient.nats == level
+
+
 def test_the_command_tells_and_keeps_the_figure(tuned_run, tmp_path, capsys):
     words = ["evaluate", str(tuned_run), "--tokens", "300", "--device", "cpu", "--adapt"]
     assert main([*words, "both", "--per-token", str(tmp_path / "losses.npy")]) == 0
@@ -87,6 +114,7 @@ def test_the_command_tells_and_keeps_the_figure(tuned_run, tmp_path, capsys):
         (["--adapt", "both", "--rule", "paper"], "the rule paper"),
         (["--adapt", "both", "--weights", "int8"], "not rounded to int8"),
         (["--adapt", "both", "--sweep", "0,4"], "nor --adapt"),
+        (["--adapt", "gradient", "--precision", "bfloat16"], "read in float32, not in bfloat16"),
         (["--adapt", "cache", "--adaptation.cache_lambda", "1"], "below 1"),
         (["--adapt", "cache", "--adaptation.theta", "1"], "no option --adaptation.theta"),
         (["--adaptation.rate", "1"], "say with --adapt"),

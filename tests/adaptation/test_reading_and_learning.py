@@ -300,6 +300,27 @@ def test_a_gradient_that_is_not_finite_moves_nothing(model, tokens):
     assert all(map(torch.equal, weights, fast.trained))
 
 
+def test_after_an_error_a_lane_stands_where_it_learned_last(model, tokens, monkeypatch):
+    """The third lesson fails; it goes on as one that was given only what the first two are of."""
+    reader, other = (reader_of(model, WAYS["both"]) for _ in range(2))
+    lane, lessons = reader.lane(0), []
+    really = lane._lesson
+
+    def failing(*given):
+        lessons.append(given)
+        if len(lessons) == 3:
+            raise InputError("no numbers")
+        return really(*given)
+
+    monkeypatch.setattr(lane, "_lesson", failing)
+    with pytest.raises(InputError, match="no numbers"):
+        reader.score(tokens)
+    assert lane.read == 2 * SEGMENT + 1
+    other.score(tokens[:, : lane.read])
+    rest = tokens[:, lane.read :]
+    assert torch.equal(reader.score(rest), other.score(rest))
+
+
 def test_what_cannot_be_is_refused(model, tokens):
     with pytest.raises(ConfigError, match=r"adaptation\.segment: 0"):
         AdaptiveReader(model, AdaptationConfig(rate=0.1))

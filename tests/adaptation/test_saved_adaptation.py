@@ -105,6 +105,20 @@ def test_what_cannot_be_is_refused_by_name(model, tmp_path, name, value, message
         restored(model, path, WAYS["both"])
 
 
+def test_lanes_are_counted_before_anything_is_made_of_them(model, tmp_path, monkeypatch):
+    """A file of a few kilobytes may say that it has thousands."""
+    path, how = tmp_path / "state", WAYS["cache"]
+    reader_of(model, how, lanes=2).save(path)
+    assert AdaptiveReader.restore(model, path, how, lanes=2).lanes == 2
+    monkeypatch.setattr(AdaptiveReader, "_wanted", None)
+    with pytest.raises(CheckpointError, match="has 2 lanes where 1 is wanted"):
+        AdaptiveReader.restore(model, path, how, lanes=1)
+    tensors, about = load_file(path), reader_of(model, how)._about()
+    write_tensors(path, {**tensors, "read": torch.zeros(6000, dtype=torch.int64)}, metadata=about)
+    with pytest.raises(CheckpointError, match="does not say"):
+        AdaptiveReader.restore(model, path, how)
+
+
 def test_a_reader_that_says_something_else_than_its_lane(model, tmp_path):
     path, how = tmp_path / "state", WAYS["cache"]
     reader = reader_of(model, how)
@@ -162,6 +176,7 @@ def test_sizes_of_gradients_at_rest(model, tmp_path):
     name = next(iter(float32))
     for change, message in (
         ({name: -float32[name]}, "below 0"),
+        ({each: 0 * size for each, size in float32.items()}, "no gradient that is not 0"),
         ({name: float32[name].double()}, "float64 where float32"),
         ({"x": torch.zeros(1)}, "does not know"),
     ):

@@ -32,7 +32,11 @@ def adaptive_rule(rule: Rule, how: AdaptationConfig) -> tuple[Rule, AdaptationCo
             f"adapt: weights that learn are read as they are, not rounded to {rule.weights}; take `weights=exact`"
         )
     how = how.in_segments(rule.segment)
-    return replace(rule, lanes=1, adaptation=how.sentence()), how
+    if how.moves and rule.precision != "float32":
+        raise ConfigError(
+            f"adapt: weights that learn are read in float32, not in {rule.precision}; take `precision=float32`"
+        )
+    return replace(rule, lanes=1, segment=how.segment if how.moves else rule.segment, adaptation=how.sentence()), how
 
 
 def score_adapting(
@@ -54,7 +58,7 @@ def score_adapting(
         )
     with using_lengths(model, rule):
         reader = AdaptiveReader(model, how, statistics=statistics, sight="segment")
-        return read_through(reader, split, segment=how.segment if how.moves else rule.segment, advance=advance)
+        return read_through(reader, split, segment=rule.segment, advance=advance)
 
 
 def evaluate_adapting(

@@ -101,7 +101,8 @@ class Still(Lane):
         if not len(target_T):
             return found_T
         model = self.reader.model
-        loss_T = model.vocabulary.loss(hidden_TD[None], target_T[None], linear=self.reader.linear)[0]
+        with products.computing_in(model.reads_in, hidden_TD.device):
+            loss_T = model.vocabulary.loss(hidden_TD[None], target_T[None], linear=self.reader.linear)[0]
         mixed_T = self.cache.mixed(loss_T, hidden_TD, token_T, target_T)
         if bool(mixed_T.isnan().any()):
             raise InputError(NOT_FINITE)
@@ -135,14 +136,19 @@ class Learning(Lane):
         row_P, told = torch.cat([self.pending_P, token_T]), max(0, len(self.pending_P) - 1)
         given_P = torch.cat([self.given_P, torch.full((len(token_T),), not own)])
         found = [] if len(self.pending_P) else [model.vocabulary.bias_V.new_full((1,), float("nan"))]
+        past = self.read - len(self.pending_P)
         while len(row_P) > segment:
             targets = slice(1, segment + 1)
             found.append(self._lesson(model, row_P[:segment], row_P[targets], given_P[targets])[told:])
-            row_P, given_P, told = row_P[segment:], given_P[segment:], 0
+            row_P, given_P, told, past = row_P[segment:], given_P[segment:], 0, past + segment
+            self._stand_at(past + 1, row_P[:1], given_P[:1])  # whatever comes next: this lesson was learned
         if len(row_P) - 1 > told:
             found.append(self._ahead(model, row_P[:-1], row_P[1:])[told:])
-        self.read, self.pending_P, self.given_P = self.read + len(token_T), row_P.clone(), given_P.clone()
+        self._stand_at(past + len(row_P), row_P, given_P)
         return torch.cat(found)
+
+    def _stand_at(self, read: int, pending_P: Tensor, given_P: Tensor) -> None:
+        self.read, self.pending_P, self.given_P = read, pending_P.clone(), given_P.clone()
 
     def _lesson(self, model: AnyModel, token_T: Tensor, target_T: Tensor, given_T: Tensor) -> Tensor:
         """The losses of a whole segment, as they were before anything was learned from it."""

@@ -147,23 +147,29 @@ class AdaptiveReader:
 
     @classmethod
     def restore(
-        cls, model: AnyModel, path: Path | str, how: AdaptationConfig, *, statistics: Statistics | None = None
+        cls,
+        model: AnyModel,
+        path: Path | str,
+        how: AdaptationConfig,
+        *,
+        statistics: Statistics | None = None,
+        lanes: int | None = None,
     ) -> "AdaptiveReader":
-        """As it was saved, by the same model and settings."""
+        """As it was saved, by the same model and settings. `lanes`: how many it must have; None: however many."""
         reader = cls(model, how, statistics=statistics)
         with reading(path, what=SAVED) as file:
             reader._check_about(file)
-            counts = _counts(file)
-            optional = [f"{number}.given" for number in range(len(counts))]
+            counts = _counts(file, lanes=lanes)
+            optional = {f"{number}.given" for number in range(len(counts))}
             file.check(reader._wanted(file, counts), asker="this model", optional=optional)
             # Nothing stays in the mapped file.
             tensors = {name: tensor.clone() for name, tensor in file.tensors().items()}
-        for number, count in enumerate(tensors.pop("read").tolist()):
-            own = {
-                name.removeprefix(f"{number}."): part for name, part in tensors.items() if name.startswith(f"{number}.")
-            }
-            lane = reader._taken(path, own, read=count)
-            reader._lanes[number:] = [lane]
+        by_lane: list[dict[str, Tensor]] = [{} for _ in counts]
+        for name, tensor in tensors.items():
+            number, _, part = name.partition(".")
+            if part:
+                by_lane[int(number)][part] = tensor
+        reader._lanes = [reader._taken(path, own, read=count) for own, count in zip(by_lane, counts, strict=True)]
         return reader
 
     def _check_about(self, file: TensorFile) -> None:
@@ -296,11 +302,13 @@ def _standing(lane: Lane) -> dict[str, Tensor]:
     return {"reader": torch.frombuffer(saved, dtype=torch.uint8), "last": torch.tensor(lane.last)}
 
 
-def _counts(file: TensorFile) -> list[int]:
-    """What each lane has read: it says how large everything else is."""
+def _counts(file: TensorFile, *, lanes: int | None) -> list[int]:
+    """What each lane has read: it says how large everything else is. Each lane has tensors of its own, so there are no more lanes than tensors."""
     kind = file.kinds.get("read")
-    if kind is None or kind.dtype != torch.int64 or len(kind.shape) != 1 or not kind.shape[0]:
+    if kind is None or kind.dtype != torch.int64 or len(kind.shape) != 1 or not 0 < kind.shape[0] < len(file.kinds):
         raise CheckpointError(f"{file.path} is not {SAVED}, or is damaged: it does not say what each lane has read")
+    if lanes is not None and kind.shape[0] != lanes:
+        raise CheckpointError(f"{file.path} has {kind.shape[0]:,} lanes where {lanes} is wanted; give another `state=`")
     counts: list[int] = file.handle.get_tensor("read").tolist()
     for lane, count in enumerate(counts):
         if not 0 <= count <= MOST_READ:

@@ -23,6 +23,8 @@ from transformer_xl.tensor_files import Kind, checksum, reading, write_tensors
 
 KIND = "sizes of gradients"
 TOLD = ("segment", "tokens", "rank")
+LEAST_SIZE = 1e-20
+"""Of a gradient; nothing can be divided by the mean of smaller ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,4 +107,6 @@ def read_statistics(path: Path, *, model: AnyModel, base: str) -> Statistics:
     for name, size in sizes.items():
         if bool((size < 0).any()):
             raise CheckpointError(f"{path}: {name} holds sizes below 0; make it anew with: txl tune-adaptation RUN")
+    if not any(bool((size >= LEAST_SIZE).any()) for size in sizes.values()):
+        raise CheckpointError(f"{path} holds no gradient that is not 0; make it anew with: txl tune-adaptation RUN")
     return Statistics(sizes=sizes, **numbers)

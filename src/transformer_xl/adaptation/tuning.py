@@ -1,6 +1,7 @@
 """How a model should learn while it reads, found on valid in few passes.
 
 pass 1       weights that stand still, and all thetas of a cache at once; of each the best lambda is found without reading again
+pass 2       weights that stand still, in segments as long as a lesson: what learning is compared with, because a token then sees as much
 then         rate by rate in the direction that helps, then decay by decay
 last pass    the best rate and decay, and all thetas once more, for both together
 """
@@ -24,7 +25,7 @@ from transformer_xl.config import AdaptationConfig
 from transformer_xl.console import Advance, say
 from transformer_xl.data.store import Split
 from transformer_xl.errors import InputError
-from transformer_xl.evaluation.scoring import Rule, using_lengths
+from transformer_xl.evaluation.scoring import Rule, score_split, using_lengths
 from transformer_xl.model import AnyModel
 
 THETAS = tuple(10.0 ** (power / 3) for power in range(-9, 4))
@@ -72,10 +73,12 @@ class Tuning:
         static, cache = self._with_cache(still)
         say(f"static: {_told(static, static)}")
         say(f"cache: {_told(cache, static)}, {cache.how.sentence()}")
-        gradient = self._gradient(replace(still, cache_lambda=0.0), static)
-        say(f"gradient: {_told(gradient, static)}, {gradient.how.sentence()}")
+        level = self._still(replace(still, cache_lambda=0.0))
+        say(f"static, in segments of {still.segment} tokens as lessons are: {_told(level, level)}")
+        gradient = self._gradient(replace(still, cache_lambda=0.0), level)
+        say(f"gradient: {_told(gradient, level)}, {gradient.how.sentence()}")
         _, both = self._with_cache(replace(gradient.how, cache_lambda=0.5))
-        say(f"both: {_told(both, static)}, {both.how.sentence()}")
+        say(f"both: {_told(both, level if gradient.how.moves else static)}, {both.how.sentence()}")
         return Tuned(
             base=fingerprint(self.model.state_dict()),
             corpus=corpus,
@@ -87,7 +90,16 @@ class Tuning:
             passes=self.passes,
         )
 
-    def _gradient(self, how: AdaptationConfig, static: Trial) -> Trial:
+    def _still(self, how: AdaptationConfig) -> Trial:
+        """Nothing learns, and segments are those of lessons."""
+        self.passes += 1
+        started_at = time.perf_counter()
+        rule = replace(self.rule, lanes=1, segment=how.segment)
+        losses = score_split(self.model, self.valid, rule=rule, advance=self.advance)
+        nats = float(np.nanmean(losses, dtype=np.float64))
+        return Trial(how=how, nats=nats, seconds=time.perf_counter() - started_at)
+
+    def _gradient(self, how: AdaptationConfig, level: Trial) -> Trial:
         rate = FIRST_RATE[how.rule]
         best = self._tried(replace(how, rate=rate))
         for factor in (RATE_FACTOR, 1 / RATE_FACTOR):
@@ -104,7 +116,7 @@ class Tuning:
                 break
             best = trial
         # Nothing is learned from where learning only hurts.
-        return best if best.nats < static.nats else replace(static, how=replace(best.how, rate=0.0))
+        return best if best.nats < level.nats else replace(level, how=replace(best.how, rate=0.0))
 
     def _tried(self, how: AdaptationConfig) -> Trial:
         try:
@@ -132,8 +144,7 @@ class Tuning:
             if how.caches:
                 like, width = self.model.vocabulary.bias_V, self.model.config.d_model
                 recorder = reader.lane(0).cache = Recorder(how, width=width, like=like)
-            segment = how.segment if how.moves else rule.segment
-            losses = read_through(reader, self.valid, segment=segment, advance=self.advance)
+            losses = read_through(reader, self.valid, segment=rule.segment, advance=self.advance)
         return float(np.nanmean(losses, dtype=np.float64)), time.perf_counter() - started_at, recorder
 
 

@@ -73,9 +73,9 @@ class Learner:
     def restore(
         cls, model: AnyModel, folder: Path, how: AdaptationConfig, *, statistics: Statistics | None, compare: bool
     ) -> "Learner":
-        adaptive, still = AdaptiveReader.restore(model, folder / ADAPTIVE, how, statistics=statistics), None
+        adaptive, still = AdaptiveReader.restore(model, folder / ADAPTIVE, how, statistics=statistics, lanes=1), None
         if compare:
-            still = AdaptiveReader.restore(model, folder / STILL, how.without("cache"), statistics=statistics)
+            still = AdaptiveReader.restore(model, folder / STILL, how.without("cache"), statistics=statistics, lanes=1)
         for reader in (adaptive, still):
             if reader is not None and (reader.lanes != 1 or reader.lane(0).read != adaptive.lane(0).read):
                 raise CheckpointError(f"{folder}: its readers have read different texts, or several")

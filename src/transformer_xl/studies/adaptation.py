@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ def run_adaptation(setting: Setting) -> Report:
         rows=rows,
         notes=[
             f"rate and decay, theta and lambda: each way by itself, on the first {VALID_TOKENS:,} tokens of valid at most; told on test",
-            "a token is scored before anything learns from it; one lane, from the first token to the last",
+            "a token is scored before anything learns from it; one lane, from the first token to the last; every way, nothing learning too, in segments as"
+            " long as a lesson",
             f"gains: of the mean over {setting.seeds} seeds, and in brackets what 95 of 100 draws of seeds and of places in the text lie within; beside the same"
             " models where nothing learns; where they are negative, learning hurts",
             "time: over that of weights that stand still, in one lane; whatever else the machine did (txl bench adaptation takes turns)",
@@ -123,6 +124,8 @@ def _measured(
             name: [len(split), int(np.asarray(split.tokens, dtype=np.int64).sum())] for name, split in texts.items()
         },
         "segments": SEGMENTS,
+        "lesson": AdaptationConfig().in_segments(model.asked.config.evaluation.segment).segment,
+        "evaluation": asdict(model.asked.config.evaluation),
         "rules": {name: asdict(how) for name, how in RULES.items()},
     }
     return remembered(
@@ -139,12 +142,14 @@ def _compared(
     net = model.load(device=setting.device).model.eval()
     rule = make_rule(net, model.asked.config.evaluation, tokens=len(texts["test"]), lanes=1)
     lesson = AdaptationConfig().in_segments(rule.segment).segment
+    # Weights that stand still are read in segments as long as a lesson, too: a token then sees as much, and what is gained is gained by learning.
+    rule = replace(rule, segment=lesson)
     segments = min(SEGMENTS, max(1, (len(train) - 1) // lesson))
     ranks = {how.rank for how in RULES.values() if how.learns == "adapters"}
     statistics = gather(net, train, segment=lesson, segments=segments, rank=max(ranks))
     chosen = {"static": AdaptationConfig()}
     for name, start in RULES.items():
-        tuned = Tuning(net, valid, rule=rule, statistics=statistics).tune(start, corpus="")
+        tuned = Tuning(net, valid, rule=rule, statistics=statistics).tune(replace(start, segment=lesson), corpus="")
         chosen[name] = tuned.gradient.how
         if name == COMBINED:
             chosen |= {"cache": tuned.cache.how, "rms and cache": tuned.both.how}

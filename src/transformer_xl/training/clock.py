@@ -71,6 +71,7 @@ def _time_steps(session: Session, *, within: float, clock: Callable[[], float] |
         if session.lanes.at_start:
             session.memories = [None] * len(session.memories)
         _ = take_step(session, session.lanes.next()).taken  # for which a device is waited for
+        session.average.update(session.model, step=session.step + number + 1)
         timed = number + 1 if timed_from == started_at else timed + 1
         late = clock() - started_at > within / 2
         # Slow steps are few, and the first of them is all the warming up there is time for.
