@@ -315,11 +315,11 @@ def test_on_one_core_time_is_the_processors(corpus, capsys):
     shown = capsys.readouterr().out
     assert "on one core, by its own processor time" in shown
     assert "machine busy" not in shown
-    minutes = [float(found[1]) for found in re.finditer(r"(?:39|40),\d{3}\D.*?(0\.\d\d)\b", shown)]
+    minutes = [float(found[1]) for found in re.finditer(r"(?:4x16|its own) +[\d,]+ +(\S+)", shown)]
     # Ours counts steps, of which some were timed beforehand: on so busy a machine for three seconds no better than this, and told as it was.
-    assert len(minutes) == 2
+    assert len(minutes) == 2, shown
     assert 0.05 in minutes
-    assert all(0.02 <= each <= 0.15 for each in minutes)
+    assert all(0.03 <= each <= 0.1 for each in minutes), shown
 
 
 @pytest.mark.timeout(300)
