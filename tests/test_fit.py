@@ -205,6 +205,23 @@ def test_what_was_begun_goes_on_and_nothing_else_does(clocks, tmp_path, small):
         prepared(clocks, minutes=BRIEF, run=run, inputs=Inputs(binary="keep"))
 
 
+def test_what_differs_from_what_was_begun_is_told(clocks, tmp_path, small):
+    prepared(clocks, minutes=BRIEF, run=tmp_path / "run")
+    prepared(clocks.parent / "." / clocks.name, minutes=BRIEF, run=tmp_path / "run")
+    with pytest.raises(ConfigError, match="and binary skip; ask for just the same"):
+        prepared(clocks, minutes=BRIEF, run=tmp_path / "run", inputs=Inputs(binary="keep"))
+
+
+def test_the_bytes_of_words_are_counted_with_their_spaces(word_store):
+    from transformer_xl.evaluation.references import judged_by
+
+    found = judged_by(word_store, "test", 10**6)
+    decode = word_store.tokenizer.decode_bytes
+    tokens = word_store.split("test").tokens
+    assert found["tokens"] == len(tokens)
+    assert found["bytes"] == len(decode(tokens)) - len(decode(tokens[:1]))
+
+
 def test_a_text_that_has_changed_meanwhile_is_said(clocks, tmp_path, small, capsys):
     text = tmp_path / "grown.txt"
     text.write_bytes(clocks.read_bytes())

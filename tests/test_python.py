@@ -348,3 +348,10 @@ def test_a_call_of_before_warns_and_nothing_else_does(trained_run):
         loaded = txl.load(trained_run)
         loaded.evaluate(memory=5, tokens=50)
         loaded.sweep([0, 5], tokens=50)
+
+
+def test_a_preset_cut_for_more_words_takes_a_store_of_few(tmp_path):
+    (tmp_path / "a.txt").write_text("the clocks were striking thirteen in the town\n" * 400)
+    store = txl.prepare(tmp_path / "a.txt", out=tmp_path / "store", tokenizer="word")
+    run = txl.train(store, "words", steps=2, run=tmp_path / "run")
+    assert run.config.model.cutoffs == ()

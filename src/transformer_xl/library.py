@@ -266,6 +266,8 @@ class Loaded:
         adapt: Adapt | AdaptationConfig | None = None,
     ) -> Iterator[str]:
         """The same, as it is drawn: whole characters, and nothing of a stop string."""
+        if tokens < 0:
+            raise InputError(f"`tokens={tokens}` is no number of tokens; give 1 or more")
         before = decoding.start_tokens(self.tokenizer, prompt)
         chance = decoding.Sampling(
             temperature=temperature,

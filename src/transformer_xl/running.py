@@ -16,7 +16,7 @@ from transformer_xl.arguments import checked
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.checkpoint.folder import read_about, read_config
 from transformer_xl.config import RunConfig
-from transformer_xl.config.sources import with_values
+from transformer_xl.config.sources import for_vocabulary, with_values
 from transformer_xl.data.corpora.dealing import Engine
 from transformer_xl.data.corpora.inputs import check_paths
 from transformer_xl.data.corpora.known import prepare_known
@@ -149,12 +149,9 @@ def _config_for(
     training: Mapping[str, Any] | None,
 ) -> RunConfig:
     size = store.manifest.vocabulary_size
-    if preset is None:
-        preset = preset_for(store)
-        cutoffs = [edge for edge in find_preset(preset).run.model.cutoffs if edge < size]
-        model = {"cutoffs": cutoffs, **(model or {})}
+    preset = preset_for(store) if preset is None else preset
     base = find_preset(preset).run if isinstance(preset, str) else preset
-    layers = {"model": {"vocabulary": size, **(model or {})}, "training": dict(training or {})}
+    layers = {"model": {**for_vocabulary(base, size), **(model or {})}, "training": dict(training or {})}
     return with_values(base, layers)
 
 

@@ -112,6 +112,29 @@ def test_a_file_larger_than_a_share_is_trained_on(tmp_path):
         path.unlink()
 
 
+@patient
+@given(
+    lines=st.lists(st.integers(0, 3000), min_size=1, max_size=30),
+    shares=st.sampled_from([(0.9, 0.05, 0.05), (0.9, 0.1), (0.5, 0.3, 0.2)]),
+)
+def test_every_split_has_about_its_share_wherever_lines_end(tmp_path_factory, lines, shares):
+    """A header before one line of a hundred thousand bytes was all of train once."""
+    text = "".join("x" * length + "\n" for length in lines) + "y" * 200
+    folder = tmp_path_factory.mktemp("shares")
+    (folder / "a.txt").write_text(text)
+    store = prepare_own_text([folder / "a.txt"], out=folder / "store", settings=OwnText(shares=shares))
+    assert "".join(texts(store)) == text
+    for split, share in zip(store.manifest.splits, shares, strict=True):
+        assert split.bytes >= share * len(text) / 2 - 2
+
+
+def test_a_line_end_within_reach_is_where_splits_end(tmp_path):
+    (tmp_path / "a.txt").write_text("# log\n" + "x y " * 3000 + "\n" + "line of text here\n" * 60)
+    train, valid, test = texts(prepare_own_text([tmp_path / "a.txt"], out=tmp_path / "store", settings=OwnText()))
+    assert train.endswith("x y \n")
+    assert all(text.endswith("here\n") for text in (valid, test))
+
+
 def test_files_stay_whole_when_split_by_file(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()

@@ -307,7 +307,7 @@ def test_standard_input_in_records_where_a_field_is_named(tmp_path):
         ("a.csv", b"a,b\n1,2,3\n", (), "line 2 has 3 columns where the first line names 2"),
         ("a.csv", b'text,b\n"x"y,2\n', (), "line 2 is no row of a table"),
         ("a.csv", b'text,b\nx,1\n\n"y\nz', (), "line 4 is no row of a table: unexpected end of data"),
-        ("a.csv", b"a,a\n1,2\n", (), "two columns of one name"),
+        ("a.csv", b"a,a\n1,2\n", (), "two columns called 'a'"),
         ("a.csv", b"text\nx\n\xe9\n", (), "line 3 is not UTF-8 at its byte 1 (0xe9)"),
         ("a.parquet", b"PAR1 and nothing", (), "a.parquet is damaged or cut short"),
         ("a.parquet.gz", gzip.compress(b"PAR1"), (), "is a compressed .parquet"),
@@ -351,3 +351,18 @@ def test_damaged_records_are_read_or_refused(form, tmp_path):
         except DataError as error:
             met.add("refused" if f"a.{form}" in str(error) else str(error))
     assert met == {"read", "refused"}
+
+
+def test_a_table_without_rows_is_left_out_of_a_folder_and_refused_by_name(txl, tmp_path):
+    folder = tmp_path / "days"
+    folder.mkdir()
+    (folder / "a.csv").write_text("id,text\n1,hello there\n2,\n3,\n")
+    (folder / "b.csv").write_text("id,text\n")
+    code, _, err = txl("prepare", folder, "--out", tmp_path / "store", "--split", "1")
+    assert code == 0
+    assert "b.csv has no text in it" in err
+    manifest = open_store(tmp_path / "store").manifest
+    assert manifest.origin["skipped"] == "1 empty, 2 record"
+    code, out, err = txl("prepare", folder / "b.csv", "--out", tmp_path / "other")
+    assert (code, out) == (2, "")
+    assert one_sentence(err)

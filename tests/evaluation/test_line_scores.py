@@ -507,3 +507,40 @@ def test_a_state_that_cannot_be_a_file(state, trained_run, tmp_path, capsys, mon
     (tmp_path / "a.log").write_bytes(LOG)
     assert main(["score", str(trained_run), "a.log", "--by", "line", "--state", state]) == 2
     assert "name a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("above", "last", "needs"), [("99.995%", None, "20,000"), ("99%", "10", "100")])
+def test_a_share_that_the_last_lines_cannot_have_is_refused(above, last, needs, trained_run, tmp_path, capsys):
+    """An alarm that can never ring."""
+    (tmp_path / "a.log").write_bytes(LOG)
+    words = ["score", str(trained_run), str(tmp_path / "a.log"), "--by", "line", "--above", above]
+    assert main([*words, *(["--last", last] if last else [])]) == 2
+    assert f"--above {above} needs {needs} lines to compare with, and these are compared with the last" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_line_that_is_refused_has_its_number(word_run, tmp_path):
+    scorer = txl.load(word_run).line_scorer(name="a.log")
+    with pytest.raises(DataError, match=r"a\.log, line 2 is not UTF-8"):
+        list(scorer.feed(b"ok line\nb\xff\nthird\n"))
+    scorer.save(tmp_path / "state")
+    (third,) = txl.load(word_run).line_scorer(state=tmp_path / "state").feed(b"")
+    assert (third.offset, third.text) == (11, "third")
+    with pytest.raises(DataError, match=r"line 4 is not UTF-8"):
+        list(scorer.feed(b"\xff\n"))
+
+
+def test_a_file_that_is_read_once_more_is_said(trained_run, tmp_path, capsys):
+    (tmp_path / "a.log").write_bytes(LOG)
+    words = (trained_run, tmp_path / "a.log", "--by", "line", "--state", tmp_path / "st")
+    assert "were read before" not in scored(capsys, *words)[1]
+    assert f"{len(LOG):,} bytes were read before" in scored(capsys, *words)[1]
+
+
+def test_nothing_leaves_no_state(trained_run, tmp_path, capsys):
+    (tmp_path / "a.log").write_bytes(b"")
+    words = ["score", str(trained_run), str(tmp_path / "a.log"), "--by", "line", "--state", str(tmp_path / "st")]
+    assert main(words) == 2
+    assert "is empty" in capsys.readouterr().err
+    assert not (tmp_path / "st").exists()

@@ -177,6 +177,19 @@ def test_a_word_models_bits_are_warned_of(runs, word_store, word_config, tmp_pat
     assert "words reads words, of which those it does not know are all one" in shown.err
 
 
+def test_a_text_of_records_is_told_its_field(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"note": "no", "subject": f"def f_{n}(x): return x"}) for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    words = ["compare", runs / "a", runs / "c", "--text", "a.jsonl", "--json"]
+    one, other = (
+        json.loads(told(capsys, *words, "--field", field).out)["runs"][0]["tokens"] for field in ("note", "subject")
+    )
+    assert one < other
+    words = ["evaluate", runs / "a", "--text", "a.jsonl", "--field", "subject", "--json"]
+    assert json.loads(told(capsys, *words).out)["tokens"] == other
+
+
 def test_what_cannot_be_compared_is_one_sentence(runs, tmp_path, capsys):
     assert "name two or more" in refused(capsys, "compare", runs / "a")
     assert "name two or more" in refused(capsys, "compare", runs / "a", runs / "a")
@@ -186,6 +199,13 @@ def test_what_cannot_be_compared_is_one_sentence(runs, tmp_path, capsys):
     assert "there is no run" in refused(capsys, "compare", runs / "a", tmp_path / "gone")
     assert "must end in .png" in refused(
         capsys, "compare", runs / "a", runs / "deeper" / "b", "--plot", tmp_path / "a.bmp"
+    )
+    assert "standard input can be read once; give a file" in refused(
+        capsys, "compare", runs / "a", runs / "c", "--text", "-"
+    )
+    assert "is for a --text of records" in refused(capsys, "compare", runs / "a", runs / "c", "--field", "x")
+    assert "--plot: there is no folder nowhere" in refused(
+        capsys, "compare", runs / "a", runs / "c", "--plot", "nowhere/x.png"
     )
 
 

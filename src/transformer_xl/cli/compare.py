@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from transformer_xl.cli.data import table
 from transformer_xl.cli.devices import add_device, say_device
-from transformer_xl.cli.models import store_of_text
+from transformer_xl.cli.models import add_field, store_of_text
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, DataError, InputError, shown
 
@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--split", default="test", help="train, valid or test (default)")
     add("--text", metavar="PATH", help="a text instead, which each reads in its own tokens")
+    add_field(parser)
     add("--segment", metavar="T", type=int, help="tokens read at once, by all")
     add("--memory", metavar="M", type=int, help="positions remembered, by all")
     add("--tokens", metavar="N", type=int, help="only the first N tokens (of the first run's, where they have others)")
@@ -56,6 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"{names[0]} cannot be compared with itself; name two or more runs")
     if arguments.text is not None and arguments.data is not None:
         raise ConfigError("--text and --data are two texts; give one of them")
+    if arguments.text == "-":
+        raise ConfigError("--text -: each run reads the text anew, and standard input can be read once; give a file")
+    if arguments.text is None and arguments.field:
+        raise ConfigError(f"--field {arguments.field[0]} is for a --text of records; leave it out")
+    if arguments.plot is not None and not arguments.plot.parent.is_dir():
+        raise ConfigError(f"--plot: there is no folder {arguments.plot.parent}; make it first")
     if arguments.text is not None and arguments.tokens is not None:
         raise ConfigError("--tokens is for splits of stores; give a shorter --text")
     if arguments.tokens is not None and arguments.tokens < 2:
@@ -101,7 +108,7 @@ def of_text(arguments: argparse.Namespace, models: dict[str, "Loaded"]) -> list[
     """The same bytes, in the tokens of each."""
     found = []
     for name, loaded in models.items():
-        with store_of_text(loaded, arguments.text) as store:
+        with store_of_text(loaded, arguments.text, field=arguments.field) as store:
             found.append(evaluated(arguments, name, loaded, store, "train"))
     return found
 
@@ -175,7 +182,11 @@ def show(arguments: argparse.Namespace, compared: list[Compared]) -> None:
             f"{as_row(one)['parameters']:,}",
             f"{one.loaded.checkpoint.about.step:,}",
             f"{one.figures.bits_per_byte:.4f}",
-            f"{one.figures.bits_per_byte / best - 1:+.2%}" if one.figures.bits_per_byte > best else "best",
+            "best"
+            if one.figures.bits_per_byte <= best
+            else f"{one.figures.bits_per_byte / best - 1:+.2%}"
+            if best
+            else "",
             f"{one.figures.perplexity:,.2f}",
             f"{one.figures.tokens / max(one.figures.seconds, 1e-9):,.0f}",
             one.loaded.checkpoint.about.corpus,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.adapting import add_adapt, chosen
 from transformer_xl.cli.devices import ADAPTER_HELP, add_device, add_precision, say_device
-from transformer_xl.cli.models import add_run, load_named, store_of_text
+from transformer_xl.cli.models import add_field, add_run, load_named, store_of_text
 from transformer_xl.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", metavar="DIR", help="the data, where it is not where the run was trained on it")
     add("--text", metavar="PATH", help="a text in place of a split, all of it, in the model's own tokens")
+    add_field(parser)
     add("--split", help="train, valid or test (default)")
     add("--segment", metavar="T", type=int, help="tokens read at once")
     add("--memory", metavar="M", type=int, help="positions remembered")
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--per-token: there is no folder {Path(arguments.per_token).parent}; make it first")
     if arguments.text is not None and arguments.data is not None:
         raise ConfigError("--text and --data are two texts; give one of them")
+    if arguments.text is None and arguments.field:
+        raise ConfigError(f"--field {arguments.field[0]} is for a --text of records; leave it out")
     if arguments.text is not None and arguments.split is not None:
         raise ConfigError("--split is of a store, and --text has none; leave one of them out")
     arguments.split = arguments.split or "test"
@@ -73,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_named(arguments.run, **where)
     with ExitStack() as opened:
         if arguments.text is not None:
-            arguments.data, arguments.split = opened.enter_context(store_of_text(loaded, arguments.text)), "train"
+            text = store_of_text(loaded, arguments.text, field=arguments.field)
+            arguments.data, arguments.split = opened.enter_context(text), "train"
         return measure(arguments, loaded, memories)
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,12 +32,19 @@ def load_named(run: str | None, **how: Any) -> "Loaded":
     return loaded
 
 
+def add_field(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--field", action="append", metavar="NAME", help="of a --text of records: what holds the text; may be repeated"
+    )
+
+
 @contextmanager
-def store_of_text(loaded: "Loaded", text: str) -> Iterator[Path]:
-    """A text as a store of the model's own tokens, all of it the split `train`, for as long as it is needed."""
+def store_of_text(loaded: "Loaded", text: str, *, field: Sequence[str] | None = None) -> Iterator[Path]:
+    """A text as a store of the model's own tokens, all of it the split `train`, for as long as it is needed. `field`: of records, what is read."""
     from transformer_xl.data.corpora.own_text import OwnText, prepare_own_text
+    from transformer_xl.data.corpora.selection import Inputs
 
     with tempfile.TemporaryDirectory(prefix="txl-text-") as folder:
-        settings = OwnText(existing=loaded.tokenizer, shares=(1.0,))
+        settings = OwnText(existing=loaded.tokenizer, shares=(1.0,), inputs=Inputs(field=tuple(field or ())))
         prepare_own_text([text], out=Path(folder) / "store", settings=settings)
         yield Path(folder) / "store"

@@ -171,7 +171,7 @@ def text_in(path: Path) -> Iterator[BinaryIO]:
     """A file's bytes; of one that is compressed, what it holds."""
     from transformer_xl.data.corpora.sources import COMPRESSED_ENDINGS, Source
 
-    if path.suffix in COMPRESSED_ENDINGS:
+    if path.suffix.lower() in COMPRESSED_ENDINGS:
         with Source(path=path).open() as stream:
             yield cast(BinaryIO, stream)
     else:
@@ -267,6 +267,15 @@ def print_lines(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryI
         adapt=chosen(arguments, loaded),
     )
     say_device(arguments, loaded)
+    above, before = arguments.above, scorer.progress
+    if above is not None and above.fewest > before.last:
+        raise InputError(
+            f"--above {100 * above.share:.10g}% needs {above.fewest:,} {arguments.by}s to compare with, and these are compared with the last"
+            f" {before.last:,}; give a lower share, --above BITS, or another --state with --last {above.fewest}"
+        )
+    begun = arguments.state is not None and arguments.state.exists()
+    if begun and arguments.file != "-":
+        say(f"{before.read:,} bytes were read before ({arguments.state}); all of {name} is taken for what follows them")
     if arguments.state is not None:
         scorer.save(arguments.state)  # a place where nothing can be written is better heard of now
     with source.stopped_by_signals():
@@ -276,6 +285,8 @@ def print_lines(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryI
                     sys.stdout.write(json.dumps(_as_json(line, arguments.by), ensure_ascii=False) + "\n")
                     sys.stdout.flush()
             if not scorer.progress.read:
+                if arguments.state is not None and not begun:
+                    arguments.state.unlink(missing_ok=True)
                 raise InputError(f"{name} is empty, so there is nothing to score; give it some text")
             if arguments.above is not None and scorer.progress.units < arguments.above.fewest:
                 say(

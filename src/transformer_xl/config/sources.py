@@ -44,10 +44,17 @@ def read_file(path: Path | str) -> dict[str, Any]:
 
 def resolve(base: RunConfig | None, *, vocabulary: int, files: list[Path], words: Mapping[str, str]) -> RunConfig:
     """`base` with the vocabulary of the data, changed by each file in turn, then by dotted words."""
-    layers: list[dict[str, Any]] = [{"model": {"vocabulary": vocabulary}}, *map(read_file, files)]
+    layers: list[dict[str, Any]] = [{"model": for_vocabulary(base, vocabulary)}, *map(read_file, files)]
     config = with_values(base, *layers)
     by_steps = "training.steps" in words and "training.minutes" not in words
     return override(config, {**words, "training.minutes": "0"} if by_steps else words)
+
+
+def for_vocabulary(base: RunConfig | None, vocabulary: int) -> dict[str, Any]:
+    """What a model is told of the data's vocabulary: its size, and where the softmax of `base` is still cut, if it was made for a larger one."""
+    cutoffs = () if base is None else base.model.cutoffs
+    kept = [edge for edge in cutoffs if edge < vocabulary]
+    return {"vocabulary": vocabulary, **({"cutoffs": kept} if len(kept) < len(cutoffs) else {})}
 
 
 def with_values(base: RunConfig | None, *layers: dict[str, Any]) -> RunConfig:

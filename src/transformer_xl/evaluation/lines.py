@@ -24,7 +24,7 @@ from transformer_xl.config.fields import no_giant, not_negative, positive, read
 from transformer_xl.data.text.streaming import placed_tokens
 from transformer_xl.data.text.tokenizers import Tokenizer
 from transformer_xl.devices import to_device
-from transformer_xl.errors import CheckpointError, ConfigError, InputError, suggest
+from transformer_xl.errors import CheckpointError, ConfigError, DataError, InputError, suggest
 from transformer_xl.evaluation.scores import Scores
 from transformer_xl.inference.weights import WeightKind
 from transformer_xl.model import AnyModel
@@ -187,14 +187,14 @@ class LineScorer:
         while (end := self._line_end()) is not None:
             line = bytes(self._rest[:end])
             del self._rest[:end]
-            yield from self._scored(line)
+            yield from self._scored_or_counted(line)
 
     def finish(self) -> Iterator[LineScore]:
         """The stream has ended: what is left is a line, and ends its document."""
         yield from self.feed(b"")
         if line := bytes(self._rest):
             self._rest, self._searched = bytearray(), 0
-            yield from self._scored(line)
+            yield from self._scored_or_counted(line)
         if self.progress.begun_words:
             yield self._document()
 
@@ -209,6 +209,16 @@ class LineScorer:
         # Between two characters, of which each has at most three bytes after its first.
         ends = range(MOST_LINE_BYTES, MOST_LINE_BYTES - 4, -1)
         return next((end for end in ends if self._rest[end] & 0xC0 != 0x80), MOST_LINE_BYTES)
+
+    def _scored_or_counted(self, line: bytes) -> Iterator[LineScore]:
+        """A line that is refused is left out, and has its number and its place all the same."""
+        before = self.progress
+        try:
+            yield from self._scored(line)
+        except DataError:
+            if self.progress is before:
+                self._move(lines=before.lines + 1, read=before.read + len(line))
+            raise
 
     def _scored(self, line: bytes) -> Iterator[LineScore]:
         now, scores = self.progress, self._scores(line)

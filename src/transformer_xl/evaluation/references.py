@@ -46,10 +46,12 @@ def text_of(store: Store, split: str, *, first: int | None = None, last: int | N
 
 def judged_by(store: Store, split: str, most: int) -> dict[str, int]:
     """How many of the first tokens make up so many bytes, and how many bytes those after the first stand for."""
+    decode = store.tokenizer.decode_bytes
     first = store.split(split).tokens[:most]
-    length_V = np.array([len(store.tokenizer.decode_bytes([token])) for token in range(store.manifest.vocabulary_size)])
+    length_V = np.array([len(decode([token])) for token in range(store.manifest.vocabulary_size)])
     tokens = max(2, int(np.searchsorted(np.cumsum(length_V[first]), most, side="right")))
-    return {"tokens": tokens, "bytes": int(length_V[first[1:tokens]].sum())}
+    # Decoded together: between two words there is a space that neither has.
+    return {"tokens": tokens, "bytes": len(decode(first[:tokens])) - len(decode(first[:1]))}
 
 
 def references_of(train: Bytes, test: Bytes) -> References:
@@ -65,7 +67,7 @@ def references_of(train: Bytes, test: Bytes) -> References:
 def entropy(text: Bytes) -> float:
     counts = np.bincount(text, minlength=256)
     shares = counts[counts > 0] / len(text)
-    return float(-(shares * np.log2(shares)).sum())
+    return float((shares * np.log2(1 / shares)).sum())
 
 
 def is_stuck(bits: float, *, single_bytes: float) -> bool:

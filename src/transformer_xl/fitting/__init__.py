@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.arguments import checked
+from transformer_xl.checkpoint.box import BOX
 from transformer_xl.console import say
 from transformer_xl.data.corpora.inputs import check_paths
 from transformer_xl.data.corpora.own_text import prepare_own_text
@@ -73,10 +74,14 @@ def prepared(
     asked["wish"] = wish = None if from_ is None else str(from_)
     if (folder / PLAN).exists():
         plan = plan_in(folder, asked)
+        if plan.origin is not None and plan.origin != BOX and not Path(plan.origin).exists():
+            raise ConfigError(
+                f"{folder} was begun with the weights of {plan.origin}, which is not there any more; put it back to go on, or use {folder} as it is"
+            )
         if any(plan.disk) and plan.disk != (now := on_disk(paths)):
             say(
                 f"the text is not what it was when {folder} was begun: {plan.disk[0]:,} files of {plan.disk[1]:,} bytes then, {now[0]:,} of {now[1]:,} now;"
-                f" going on with what was read then. To learn the new text, choose another `run=` and give `from={folder}`"
+                f" going on with what was read then. To learn the new text, choose another --run (`run=`) and give --from {folder} (`from_=`)"
             )
         return folder, plan, open_store(folder / DATA)
     if folder.exists() and any(folder.iterdir()):

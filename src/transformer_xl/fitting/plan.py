@@ -82,7 +82,17 @@ def plan_in(folder: Path, asked: dict[str, Any]) -> Plan:
         plan = read(Plan, read_file(folder / PLAN), name="")
     except ConfigError as error:
         raise ConfigError(f"{folder / PLAN}: {error}; choose another `run=`") from None
-    if any(getattr(plan, name) != value for name, value in asked.items()):
+    if differing := [name for name, value in asked.items() if not _same(getattr(plan, name), value)]:
         begun = f"{', '.join(plan.paths)} for {plan.minutes:g} minutes" + (f" from {plan.wish}" if plan.wish else "")
+        if differing == ["inputs"]:
+            names = [name for name, value in asdict(asked["inputs"]).items() if value != getattr(plan.inputs, name)]
+            begun += " and " + ", ".join(f"{name} {getattr(plan.inputs, name) or 'not given'}" for name in names)
         raise ConfigError(f"{folder} was begun with {begun}; ask for just the same to go on, or choose another `run=`")
     return plan
+
+
+def _same(then: Any, now: Any) -> bool:
+    """Paths are the same however they are written."""
+    if isinstance(now, tuple):
+        return [Path(path) for path in then] == [Path(path) for path in now]
+    return bool(then == now)

@@ -47,12 +47,17 @@ class Gathered:
     """(why, what)"""
     told: tuple[str, ...] = ()
     """What else is to be known of what was taken."""
+    without_text: int = 0
+    """Records that have none; `skipped` has one line for each file of them."""
     records: int = 0
     field: tuple[str, ...] = ()
 
     @property
     def counts(self) -> Counter[str]:
-        return Counter(why for why, _ in self.skipped)
+        counts = Counter(why for why, _ in self.skipped)
+        if self.without_text:
+            counts["record"] = self.without_text
+        return counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,8 @@ class _Gathering:
     members: int = 0
     """Of archives, wanted or not."""
     numbered: int = 0
+    without_text: int = 0
+    """Records."""
 
     def scratch_file(self) -> Path:
         self.numbered += 1
@@ -311,19 +318,28 @@ class _Gathering:
             told.append(f"convert what is not UTF-8, as by: iconv -f {codes[0]} -t UTF-8")
         return "; ".join(told) or "there is no file that is not hidden"
 
-    def source(self, file: _File, advance: unpacking.Advance) -> Source | records.Spooled:
+    def source(self, file: _File, advance: unpacking.Advance) -> Source | records.Spooled | None:
         source = Source(path=file.path, title=file.title)
         form = records.format_of(file.title)
         if file.title == "standard input" and self.inputs.field:
             form = "jsonl"  # it has no name to tell; what streams in records is this
         if form is None:
             return source
-        spooled = records.spool(source, form=form, field=self.inputs.field, into=self.scratch_file(), advance=advance)
+        try:
+            spooled = records.spool(
+                source, form=form, field=self.inputs.field, into=self.scratch_file(), advance=advance
+            )
+        except records.NoRows as error:
+            if file.named:
+                raise
+            self.skipped.append(("empty", str(error)))  # as an empty file that is found in a folder
+            return None
         if file.path.parent == self.scratch:
             file.path.unlink()  # its text is all that is wanted
         if spooled.without_text:
             told = f"{file.title}: {spooled.without_text:,} without text in {' or '.join(spooled.field)}"
             self.skipped.append(("record", told))
+            self.without_text += spooled.without_text
         return spooled
 
 
@@ -354,11 +370,12 @@ def gather(
     with progress(
         "reading records", total=sum(file.path.stat().st_size for file in of_records), unit="bytes"
     ) as advance:
-        made = [gathering.source(file, advance) for file in files]
+        made = [one for file in files if (one := gathering.source(file, advance)) is not None]
     spooled = [one for one in made if isinstance(one, records.Spooled)]
     gathered = Gathered(
         sources=[one.source if isinstance(one, records.Spooled) else one for one in made],
         skipped=gathering.skipped,
+        without_text=gathering.without_text,
         told=(*([] if inputs.field else _fields(spooled)), *_oddities(spooled)),
         records=sum(one.records for one in spooled),
         field=tuple(dict.fromkeys(name for one in spooled for name in one.field)),

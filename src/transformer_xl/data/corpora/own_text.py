@@ -1,6 +1,7 @@
 """Makes a store of anybody's own text: files, folders or standard input, any tokenizer, three ways to split."""
 
 import hashlib
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -221,9 +222,12 @@ def _by_share(sources: list[Source], settings: OwnText) -> dict[str, list[pieces
     sizes = [_text_bytes(source) for source in sources]
     total = sum(sizes)
     bounds, so_far = [0], 0.0
-    for share in settings.shares[:-1]:
+    for share, following in pairwise(settings.shares):
         so_far += share
-        bounds.append(_good_end(sources, sizes, round(so_far * total), settings.fallback, after=bounds[-1]))
+        position = round(so_far * total)
+        # Each split keeps half its share, wherever lines end.
+        reach = (min(position, bounds[-1] + math.ceil(share * total / 2)), position + int(following * total / 2))
+        bounds.append(_good_end(sources, sizes, position, settings.fallback, reach=reach))
     bounds.append(total)
     names = SPLITS[: len(settings.shares)]
     ends = zip(names, pairwise(bounds), strict=True)
@@ -237,24 +241,41 @@ def _text_bytes(source: Source) -> int:
         return sum(map(len, source.blocks(advance=advance)))
 
 
-def _good_end(sources: list[Source], sizes: list[int], position: int, fallback: pieces.Fallback, *, after: int) -> int:
-    """The end of the last record, or else of the last line, that ends at or before `position`, in the file `position` lies in."""
+def _good_end(
+    sources: list[Source], sizes: list[int], position: int, fallback: pieces.Fallback, *, reach: tuple[int, int]
+) -> int:
+    """Near `position`, in the file that it lies in and within `reach`: where the last record before it ends, or the next; else where a line does so; else
+    where a word or a character ends."""
     begin = 0
     for source, size in zip(sources, sizes, strict=True):
         if begin <= position < begin + size:
             here = position - begin
+            low = max(reach[0] - begin, here - LINE_SEARCH_BYTES, 0)
+            high = min(reach[1] - begin, here + LINE_SEARCH_BYTES, size)
             if (starts := source.record_starts()) is not None:
-                record = int(starts[np.searchsorted(starts, here, side="right") - 1])
-                if here - record <= LINE_SEARCH_BYTES and begin + record > after:
-                    return begin + record
-            start = max(here - LINE_SEARCH_BYTES, 0)
-            with source.open() as stream:
-                stream.seek(start)
-                # One byte more: whether a character ends here shows only in the byte after it.
-                window = stream.read(here - start + 1)
-            return begin + start + pieces.cut_point(window, len(window) - 1, fallback)
+                at = int(np.searchsorted(starts, here, side="right"))
+                before = int(starts[at - 1])
+                behind = int(starts[at]) if at < len(starts) else size
+                if begin + before >= max(begin + low, reach[0], 1):
+                    return begin + before
+                if behind <= high:
+                    return begin + behind
+            return begin + _end_of_line(source, low, here, high, fallback)
         begin += size
     return position
+
+
+def _end_of_line(source: Source, low: int, here: int, high: int, fallback: pieces.Fallback) -> int:
+    with source.open() as stream:
+        stream.seek(low)
+        # One byte more: whether a character ends here shows only in the byte after it.
+        window = stream.read(max(high, here + 1) - low)
+    limit = here - low
+    if before := window.rfind(b"\n", 0, limit) + 1:
+        return low + before
+    if behind := window.find(b"\n", limit, high - low) + 1:
+        return low + behind
+    return low + (pieces.cut_point(window, limit, fallback) or limit)
 
 
 def _between(sources: list[Source], sizes: list[int], begin: int, end: int) -> list[pieces.Part]:

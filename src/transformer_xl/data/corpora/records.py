@@ -84,6 +84,10 @@ class Spooled:
     """Records with half characters, which are written as U+FFFD."""
 
 
+class NoRows(DataError):
+    """A table of a first line alone."""
+
+
 class _NoRow(DataError):
     """Of a table; read in another way, it may be one."""
 
@@ -133,8 +137,11 @@ def _spooled(source: Source, layout: Layout, field: tuple[str, ...], into: Path,
         _drain(starts, index)
     records = begins.stat().st_size // starts.itemsize
     if not records:
+        what = f"{source.name} has no text in {' or '.join(names) or 'it'}"
+        if not seen and not without_text:
+            raise NoRows(what)
         there = f"; its fields are {_listed(seen)}" if seen else ""
-        raise DataError(f"{source.name} has no text in {' or '.join(names) or 'it'}{there}")
+        raise DataError(f"{what}{there}; name another field, or leave it out with --exclude")
     text_source = Source(path=into, title=source.name, starts=begins)
     counts = {"records": records, "without_text": without_text, "mended": mended}
     return Spooled(source=text_source, layout=layout, field=names, **counts)
@@ -319,8 +326,11 @@ def _table_rows(source: Source, layout: Layout, advance: Advance) -> Generator[R
                 continue
             if not names:
                 names = row
-                if len(set(names)) < len(names):
-                    raise DataError(f"{source.name} has two columns of one name in its first line: {shown(names)}")
+                if twice := [name for name in names if name and names.count(name) > 1]:
+                    raise DataError(
+                        f"{source.name} has two columns called {shown(twice[0])} in its first line; give one of them another name, or leave it out"
+                        " with --exclude"
+                    )
                 continue
             if len(row) != len(names):
                 how = f" ({layout.in_words})" * bool(layout.in_words)

@@ -144,7 +144,9 @@ class CharTokenizer(Tokenizer):
         if ids.size and ids.min() < 0:
             offset = int(np.argmax(ids < 0))
             what = f"character {text[offset]!r} at offset {offset:,}"
-            raise DataError(f"{what} is not among the {self.size:,} known characters")
+            raise DataError(
+                f"{what} is not among the {self.size:,} known characters; leave it out, or take a model of bytes or byte pairs"
+            )
         return ids
 
     def decode_bytes(self, ids: Sequence[int] | Ids) -> bytes:
