@@ -30,6 +30,7 @@ NO_FIGURES = {
 }
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]*results/[\w-]+\.json)(?:#([\w.-]+))?\)")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+SIGNED = re.compile(rf"(?<![\w-])-?{NUMBER.pattern}")
 NAMED = re.compile(r"\b(?:Tables?|Figures?) \d+(?:(?:, | and | to )\d+)*\b")
 """Of the paper."""
 SHORTENED = "…"
@@ -72,7 +73,7 @@ def quotations(page: Path) -> list[str]:
             continue
         elif name not in (figures := figures_of(path)):
             wrong.append(f"{file} has no figure {name}")
-        elif len(found := NUMBER.findall(words)) != 1 or not is_rounded(found[0], figures[name]):
+        elif len(found := SIGNED.findall(words)) != 1 or not is_rounded(found[0], figures[name]):
             wrong.append(f"[{words}]: {path.name} has {figures[name]} for {name}")
     return wrong
 

@@ -72,8 +72,9 @@ def draw_lines(
     y: str,
     logarithmic: bool = False,
     zero: bool = False,
+    highest: float | None = None,
 ) -> list[Path]:
-    """A line for each label, of its places, values and style. Where it was drawn: nowhere without matplotlib."""
+    """A line for each label, of its places, values and style; what lies above `highest` is not shown. Where it was drawn: nowhere without matplotlib."""
     if not can_draw():
         return []
     with picture(path, title=title) as axes:
@@ -82,6 +83,8 @@ def draw_lines(
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.set_yscale("log" if logarithmic else "linear")
+        if highest is not None:
+            axes.set_ylim(top=min(highest, axes.get_ylim()[1]))
         if zero:
             axes.axhline(0, color="black", linewidth=0.8)
         axes.legend(fontsize=8)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformer_xl.studies.ablation import Result, Texts
 
 ENCODING_NAMES = {"relative": "Ours", "shaw": "Shaw", "absolute": "Vaswani", "per_layer": "Al-Rfou"}
+STEEPEST = 1.25
+"""How many times the best figure a picture still shows."""
 DIGITS = {"perplexity_per_word": 2, "bits_per_character": 3, "bits_per_byte": 3}
 
 Results = Mapping[str, Sequence["Result"]]
@@ -242,6 +244,7 @@ def drawn(study: Ablation, setting: Setting, results: Results, *, name: str) -> 
         lengths = [found[0].points[place].attention for place in places]
         lines[row.variant.name] = (lengths, means, "o-" if row.variant.recurrence else "o--")
     title = study.title.split(" (")[0]
-    return draw_lines(
-        setting.place(".png"), lines, title=title, x="attention length in evaluation", y=f"{name} on valid"
-    )
+    # An absolute encoding falls apart past its length, and would press all others together.
+    highest = STEEPEST * min(min(values) for _, values, _ in lines.values())
+    x, y = "attention length in evaluation", f"{name} on valid"
+    return draw_lines(setting.place(".png"), lines, title=title, x=x, y=y, highest=highest)
