@@ -7,6 +7,7 @@ from small_scale import MINIMAL
 from transformer_xl.cli import main
 from transformer_xl.data.store import open_store
 from transformer_xl.errors import InputError
+from transformer_xl.presets import find_preset
 from transformer_xl.studies import adaptation
 from transformer_xl.studies.catalogue import run_study
 
@@ -64,3 +65,18 @@ def test_other_studies_read_no_second_text(byte_store, tmp_path, capsys):
     assert capsys.readouterr().err == "txl: --shift is for the study adaptation; leave it out\n"
     with pytest.raises(InputError, match="there is no folder"):
         run_study("adaptation", scale=MINIMAL, data=byte_store.folder, shift="nowhere", out=tmp_path)
+
+
+def test_a_way_whose_weights_stray_has_a_figure(byte_store, monkeypatch):
+    """And does not end a study of hours."""
+    from small_models import build
+    from transformer_xl.config import AdaptationConfig
+    from transformer_xl.evaluation import make_rule
+
+    net = build(vocabulary=256).float()
+    split = byte_store.split("test").first(200)
+    rule = make_rule(net, find_preset("tiny-byte").run.evaluation, tokens=200, lanes=1)
+    how = AdaptationConfig(rate=1e6, segment=20)
+    found = adaptation._told(net, split, how, rule=rule, statistics=None)
+    assert found["nats"] == pytest.approx(np.log(256))
+    assert found["how"].endswith("; its weights strayed, and every token counts as a guess among all")

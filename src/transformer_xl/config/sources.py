@@ -51,8 +51,9 @@ def resolve(base: RunConfig | None, *, vocabulary: int, files: list[Path], words
 
 
 def for_vocabulary(base: RunConfig | None, vocabulary: int) -> dict[str, Any]:
-    """What a model is told of the data's vocabulary: its size, and where the softmax of `base` is still cut, if it was made for a larger one."""
-    cutoffs = () if base is None else base.model.cutoffs
+    """What a model is told of the data's vocabulary: its size, and where the softmax of `base` is still cut, if it was made for a larger one. What else of a
+    preset depends on its cutoffs is not guessed."""
+    cutoffs = () if base is None or base.model.tie_projections else base.model.cutoffs
     kept = [edge for edge in cutoffs if edge < vocabulary]
     return {"vocabulary": vocabulary, **({"cutoffs": kept} if len(kept) < len(cutoffs) else {})}
 

@@ -81,7 +81,7 @@ def prepared(
         if any(plan.disk) and plan.disk != (now := on_disk(paths)):
             say(
                 f"the text is not what it was when {folder} was begun: {plan.disk[0]:,} files of {plan.disk[1]:,} bytes then, {now[0]:,} of {now[1]:,} now;"
-                f" going on with what was read then. To learn the new text, choose another --run (`run=`) and give --from {folder} (`from_=`)"
+                f" going on with what was read then. To learn the new text, choose another `run=` and give `from={folder}`"
             )
         return folder, plan, open_store(folder / DATA)
     if folder.exists() and any(folder.iterdir()):

@@ -31,7 +31,7 @@ def check_wish(wish: str | None) -> None:
     if wish is None or _is_nothing(wish):
         return
     if not wish:  # it would be the current folder
-        raise ConfigError(f"`from_={wish!r}` names no run; give one, {BOX} or {NOTHING}")
+        raise ConfigError(f"`from={wish}` names no run; give one, {BOX} or {NOTHING}")
     if not isinstance(read_config(verified_folder(wish) / "config.json").model, ModelConfig):
         raise ConfigError(f"{wish} is no Transformer-XL; go on with it by txl prepare and txl train")
 

@@ -141,7 +141,7 @@ def _spooled(source: Source, layout: Layout, field: tuple[str, ...], into: Path,
         if not seen and not without_text:
             raise NoRows(what)
         there = f"; its fields are {_listed(seen)}" if seen else ""
-        raise DataError(f"{what}{there}; name another field, or leave it out with --exclude")
+        raise DataError(f"{what}{there}; name another field, or leave it out by `exclude=`")
     text_source = Source(path=into, title=source.name, starts=begins)
     counts = {"records": records, "without_text": without_text, "mended": mended}
     return Spooled(source=text_source, layout=layout, field=names, **counts)
@@ -329,7 +329,7 @@ def _table_rows(source: Source, layout: Layout, advance: Advance) -> Generator[R
                 if twice := [name for name in names if name and names.count(name) > 1]:
                     raise DataError(
                         f"{source.name} has two columns called {shown(twice[0])} in its first line; give one of them another name, or leave it out"
-                        " with --exclude"
+                        " by `exclude=`"
                     )
                 continue
             if len(row) != len(names):
