@@ -271,7 +271,7 @@ def print_lines(arguments: argparse.Namespace, loaded: "Loaded", stream: BinaryI
     if above is not None and above.fewest > before.last:
         raise InputError(
             f"--above {100 * above.share:.10g}% needs {above.fewest:,} {arguments.by}s to compare with, and these are compared with the last"
-            f" {before.last:,}; give a lower share, --above BITS, or another --state with --last {above.fewest}"
+            f" {before.last:,}; give a lower share, --above BITS, or --last {above.fewest} (and another --state, where one was begun)"
         )
     begun = arguments.state is not None and arguments.state.exists()
     if begun and arguments.file != "-":
